@@ -36,7 +36,7 @@ def write_atomic(path: Path, data: str | bytes, mode: int = 0o644) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -57,7 +57,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); it was written by something else or the disk is damaged") from error
+        raise ValueError(f"{path} is not valid JSON: something else wrote it, or the disk is damaged") from error
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -67,7 +67,7 @@ def replace_link(link: Path, target: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     temporary.symlink_to(target)
-    os.replace(temporary, link)
+    temporary.replace(link)
     fsync_dir(link.parent)
 
 

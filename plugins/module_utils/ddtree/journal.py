@@ -1,7 +1,7 @@
 """The host's append-only record of activations, and what follows from it.
 
-Every intent is on disk before it is carried out and every outcome after, one JSON object a line. The state of a slot
-(what serves, what was good, what is open) is a pure function of these lines: there is no second place that could disagree.
+Every intent is on disk before it is carried out and every outcome after, one JSON object a line. The state of a
+slot (what serves, what was good, what is open) is a pure function of these lines: no second place could disagree.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def _apply(state: SlotState, entry: Entry) -> None:
     elif state.open and entry.get("id") == state.open.get("id") and event not in OUTCOMES:
         state.open_events.append(event)
     if event == "verdict" and entry.get("verdict") == "fail" and not entry.get("on_way_back"):
-        state.refused[f"{entry.get('release')} {entry.get('config_digest')}"] = str(entry.get("cause") or "failed its gate")
+        key = f"{entry.get('release')} {entry.get('config_digest')}"
+        state.refused[key] = str(entry.get("cause") or "failed its gate")
     if event in OUTCOMES:
         state.open, state.open_events = None, []
     if event == "committed":

@@ -13,7 +13,7 @@ RELEASE_ID = re.compile(r"[a-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """Directories of one host; every one is an operator's variable (``fleet_root``, ``fleet_state``, ``fleet_cache``)."""
+    """Directories of one host; the first three are operator's variables (``fleet_root``, ``fleet_state``, ...)."""
 
     root: Path = Path("/opt/ddtree")
     state: Path = Path("/var/lib/ddtree")
