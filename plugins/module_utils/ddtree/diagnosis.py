@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .signatures import SIGNATURES, Signature
+from .signatures import Signature, match
 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure|Timeout|Fault)\b(?:: .*)?$"
@@ -65,13 +65,6 @@ class Diagnosis:
 def strip(line: str) -> str:
     """A log line without the time, level and process marks that loggers put before it."""
     return _PREFIX.sub("", line.rstrip()).strip()
-
-
-def match(line: str) -> Signature | None:
-    for signature in SIGNATURES:
-        if signature.regex.search(line):
-            return signature
-    return None
 
 
 def diagnose(lines: Sequence[str], default: str = "the engine printed nothing that names a cause") -> Diagnosis:

@@ -267,6 +267,11 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 
 
+def match(line: str) -> Signature | None:
+    """The first signature that knows a line."""
+    return next((signature for signature in SIGNATURES if signature.regex.search(line)), None)
+
+
 def fatal(line: str) -> Signature | None:
     """The signature of a line after which waiting is pointless, else None."""
     for signature in SIGNATURES:
