@@ -1,0 +1,142 @@
+"""What is shown once a run has ended: outcomes, causes, times, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .render import duration
+from .results import HostResult, Results, SlotResult, Status
+
+WORDS = {
+    "noop": ("nothing to do", "green"),
+    "deployed": ("deployed", "green"),
+    "rolled_back": ("rolled back as asked", "green"),
+    "checked": ("checked, nothing changed", "green"),
+    "done": ("done", "green"),
+    "refused": ("refused", "yellow"),
+    "locked": ("locked by another run", "yellow"),
+    "unreachable": ("unreachable", "red"),
+    "failed_rolled_back": ("failed, rolled back", "red"),
+    "returned": ("returned, another slot failed", "yellow"),
+    "failed_not_rolled_back": ("failed, NOT rolled back", "bold red"),
+    "failed": ("failed", "red"),
+    "not_reached": ("not reached", "yellow"),
+}
+
+NEXT = {
+    Status.ROLLED_BACK: "The slots serve their last known good release. Mend the cause above and deploy again; the "
+    "failed release is refused until then, unless forced (--force).",
+    Status.NOT_ROLLED_BACK: "Some slot does not serve. Look at `fleet status` and `fleet logs HOST:SLOT`, then "
+    "`fleet rollback -l HOST`.",
+    Status.REFUSED: "No slot was touched. Mend what is listed above and run the command again; `fleet preflight` "
+    "repeats the checks alone.",
+    Status.LOCKED: "Another run is at work there. Wait for it, or look who it is with `fleet status`.",
+    Status.UNREACHABLE: "Nothing is known of the hosts that could not be reached. Check address, key and known_hosts "
+    "with `ssh`, then run the command again: hosts that are done take seconds.",
+}
+
+
+def words(outcome: str) -> Text:
+    text, style = WORDS.get(outcome, (outcome.replace("_", " "), ""))
+    return Text(text, style=style)
+
+
+def show(console: Console, command: str, results: Results, seconds: float, artifacts: str) -> None:
+    """The end of deploy, rollback and preflight."""
+    status = results.status()
+    if results.hosts:
+        console.print(_table(results.hosts.values()))
+    for host in results.hosts.values():
+        explain(console, host)
+    problem = results.problem()
+    if status is Status.ERROR and problem:
+        console.print(Text(problem, style="red"), soft_wrap=True)
+    verdict = Text("ok" if status is Status.OK else "not ok", style="green" if status is Status.OK else "bold red")
+    rest = f" after {duration(seconds)}, exit status {int(status)}. Run kept in {artifacts}"
+    console.print(Text.assemble(f"{command}: ", verdict, rest), soft_wrap=True)
+    hint = NEXT.get(status) or _next_when_ok(command, results)
+    if hint:
+        console.print(Text(f"Next: {hint}"), soft_wrap=True)
+
+
+def _next_when_ok(command: str, results: Results) -> str:
+    outcomes = {host.outcome for host in results.hosts.values()}
+    if results.status() is not Status.OK:
+        return ""
+    if "deployed" in outcomes:
+        return "`fleet status` shows what serves; `fleet rollback` returns to the release before."
+    if command == "preflight" and "checked" not in outcomes:
+        return "`fleet deploy` with the same arguments."
+    if "checked" in outcomes:
+        return "the same command without --check."
+    return ""
+
+
+def _table(hosts: Iterable[HostResult]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("host", "slot", "outcome", "release", "time"):
+        table.add_column(name, justify="right" if name == "time" else "left", overflow="fold")
+    for host in sorted(hosts, key=lambda host: host.host):
+        slots: list[SlotResult | None] = [*host.slots.values()] if host.slots else [None]
+        for slot in slots:
+            table.add_row(
+                host.host,
+                slot.slot if slot else "",
+                words(slot.outcome if slot and slot.outcome else host.outcome),
+                (slot.release if slot else None) or host.release or "",
+                duration(slot.seconds) if slot and slot.seconds is not None else "",
+            )
+    return table
+
+
+def explain(console: Console, host: HostResult) -> None:
+    """Why a host did not end well: every violated rule, every failed slot's cause and fix, else Ansible's message."""
+    if host.status is Status.OK and not host.violations and host.outcome != "not_reached":
+        return
+    said = False
+    for problem in host.violations:
+        _problem(console, host.host, problem)
+        said = True
+    for slot in host.slots.values():
+        if slot.cause:
+            _slot(console, host.host, slot)
+            said = True
+    if host.outcome == "not_reached":
+        _line(console, f"{host.host}: not reached: the run ended before its turn", "yellow")
+    elif not said and host.message:
+        where = f" (task: {host.task})" if host.task else ""
+        _line(console, f"{host.host}: {host.message}{where}", "red")
+
+
+def _slot(console: Console, host: str, slot: SlotResult) -> None:
+    _line(console, f"{host}/{slot.slot}: {slot.cause}", "red")
+    if slot.root and slot.root != slot.cause:
+        _line(console, f"root line: {slot.root}", "bold", 4)
+    if slot.hint:
+        _line(console, f"fix: {slot.hint}", "", 4)
+    if slot.serves:
+        _line(console, f"serves: {slot.serves}", "", 4)
+    for note in slot.notes:
+        _line(console, f"note: {note}", "", 4)
+
+
+def _problem(console: Console, host: str, problem: dict[str, object]) -> None:
+    rule = problem.get("rule") or problem.get("id") or problem.get("path") or ""
+    found = problem.get("found") or problem.get("cause") or problem.get("message") or ""
+    needed = problem.get("needed")
+    severity = str(problem.get("severity") or "error")
+    waived = problem.get("waived")
+    text = f"{host}: {rule}: {found}" + (f"; needed: {needed}" if needed else "")
+    if waived:
+        text += f" (waived: {waived})"
+    _line(console, text, "yellow" if waived or severity != "error" else "red")
+    if problem.get("fix"):
+        _line(console, f"fix: {problem['fix']}", "", 4)
+
+
+def _line(console: Console, text: str, style: str, indent: int = 0) -> None:
+    console.print(Text(" " * indent + text, style=style), soft_wrap=True)
