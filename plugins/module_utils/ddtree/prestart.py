@@ -7,6 +7,7 @@ missing device nodes are made, and only that node is opened to the unit.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -22,8 +23,7 @@ def prepare(paths: Paths, slot: str) -> int:
     """0: go. Otherwise prints one line with the cause; systemd then fails the start."""
     environment = read_env(paths.slot(slot) / "slot.env")
     uuid = environment.get("CUDA_VISIBLE_DEVICES", "")
-    cache = paths.cache / environment.get("DDTREE_RELEASE", "none")
-    cache.mkdir(parents=True, exist_ok=True)
+    _make_cache(paths.cache / environment.get("DDTREE_RELEASE", "none"), slot)
     if not uuid:
         return 0
     found = run("nvidia-smi", "--query-gpu=uuid,index,pci.bus_id", "--format=csv,noheader", check=False, timeout=30)
@@ -41,6 +41,15 @@ def prepare(paths: Paths, slot: str) -> int:
         return 1
     _open_device(slot, row[2])
     return 0
+
+
+def _make_cache(directory: Path, slot: str) -> None:
+    """The release's own compiler caches, writable by the service user alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    user = run("systemctl", "show", "-p", "User", "--value", slot_unit(slot)).out.strip()
+    if user:
+        shutil.chown(directory, user, user)
+    directory.chmod(0o700)
 
 
 def read_env(path: Path) -> dict[str, str]:
