@@ -122,9 +122,13 @@ class HostResult:
 
 
 class Results:
-    """Everything a run said, host by host. Feed it each event once, in order."""
+    """Everything a run said, host by host. Feed it each event once, in order.
 
-    def __init__(self) -> None:
+    `decides`: the playbook ends with an outcome for every host, so a host without one was not reached.
+    """
+
+    def __init__(self, decides: bool = True) -> None:
+        self._decides = decides
         self.hosts: dict[str, HostResult] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.errors: list[str] = []
@@ -141,7 +145,7 @@ class Results:
         kind = str(event.get("event", ""))
         data = event.get("event_data") or {}
         if kind in ("error", "warning", "system_warning", "deprecated", "verbose"):
-            self._add_text(kind, str(event.get("stdout") or ""))
+            self._add_text(kind, str(event.get("stdout") or "").replace("\r", ""))
         elif kind == "playbook_on_no_hosts_matched":
             self.no_hosts = True
         elif kind == "playbook_on_stats":
@@ -169,10 +173,9 @@ class Results:
                     continue
                 elif kind in ("ok", "failures", "dark"):
                     host.tasks += count
-        failed = any(host.status is not Status.OK for host in self.hosts.values())
         for host in self.hosts.values():
             if not host.outcome:
-                host.outcome = "not_reached" if failed and rc else "done"
+                host.outcome = "not_reached" if self._decides and rc != 0 else "done"
 
     def status(self) -> Status:
         found = {host.status for host in self.hosts.values()}
@@ -264,7 +267,8 @@ def _message(res: Mapping[str, Any]) -> str:
             value = "\n".join(map(str, value))
         if isinstance(value, str) and value.strip():
             text = value.strip()
-            if key == "msg" and text.startswith("MODULE FAILURE") and res.get("module_stderr"):
-                continue
+            stderr = str(res.get("module_stderr") or "").strip()
+            if key == "msg" and stderr:  # the module did not run at all; its message only says that, this says why
+                text += f": {stderr.splitlines()[-1] if 'Traceback' in stderr else stderr.splitlines()[0]}"
             return text
     return "the task failed without a message"

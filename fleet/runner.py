@@ -230,6 +230,8 @@ class PlaybookRun:
 
     def _sweep(self) -> None:
         """Half-written events have not passed the redactor; an interrupted run leaves some."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / "artifacts" / "stderr").chmod(0o600)  # the one file that ansible-runner leaves readable
         for partial in (self.folder / "artifacts" / "job_events").glob("*-partial.json*"):
             partial.unlink(missing_ok=True)
 

@@ -34,7 +34,7 @@ class Session:
     err: Console = dataclasses.field(default_factory=lambda: Console(stderr=True))
 
     def __post_init__(self) -> None:
-        self.results = Results()
+        self.results = Results(decides=not self.quiet)
         self.board = Board()
         self.seconds = 0.0
         self.run_id = ""
@@ -125,7 +125,7 @@ class Session:
 
     def _echo(self, event: Mapping[str, Any]) -> None:
         """Ansible's own words, where they were asked for: all of them with -v, the differences with --diff."""
-        text = str(event.get("stdout") or "")
+        text = str(event.get("stdout") or "").replace("\r", "")
         if not text:
             return
         if self.options.verbose:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -124,16 +125,18 @@ def _slot(console: Console, host: str, slot: SlotResult) -> None:
         _line(console, f"note: {note}", "", 4)
 
 
-def _problem(console: Console, host: str, problem: dict[str, object]) -> None:
-    rule = problem.get("rule") or problem.get("id") or problem.get("path") or ""
-    found = problem.get("found") or problem.get("cause") or problem.get("message") or ""
-    needed = problem.get("needed")
-    severity = str(problem.get("severity") or "error")
-    waived = problem.get("waived")
-    text = f"{host}: {rule}: {found}" + (f"; needed: {needed}" if needed else "")
-    if waived:
-        text += f" (waived: {waived})"
-    _line(console, text, "yellow" if waived or severity != "error" else "red")
+def _problem(console: Console, host: str, problem: Mapping[str, Any]) -> None:
+    """One violated preflight rule, or one problem of the inventory."""
+    if "rule" in problem:
+        text = f"{host}: {problem['rule']}: {problem.get('subject')}: {problem.get('title')}"
+        text += f". Found {problem.get('found')}; needed {problem.get('needed')}"
+    else:
+        origin = f" [{problem['origin']}]" if problem.get("origin") else ""
+        text = f"{problem.get('path')}{origin}: {problem.get('cause')}"
+    stops = problem.get("stops", True)
+    if problem.get("waived"):
+        text += f" (waived: {problem['waived']})"
+    _line(console, text if stops else f"warning: {text}", "red" if stops else "yellow")
     if problem.get("fix"):
         _line(console, f"fix: {problem['fix']}", "", 4)
 

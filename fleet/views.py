@@ -48,6 +48,8 @@ def status(console: Console, facts: Facts) -> None:
             for key in ("down", "quarantined"):
                 if slot.get(key):
                     remarks.append(f"{host}/{name}: {key}: {slot[key]}")
+            for change in slot.get("altered") or []:
+                remarks.append(f"{host}/{name}: changed by hand: {change}")
         lock = fact.get("lock")
         if lock:
             remarks.append(f"{host}: locked: {_sentence(lock)}")
@@ -160,7 +162,7 @@ def _table(*columns: str) -> Table:
 def _state(slot: Mapping[str, Any]) -> tuple[str, str]:
     unit = slot.get("unit") or {}
     state = str(unit.get("ActiveState") or "unknown")
-    if slot.get("open"):
+    if slot.get("open") or slot.get("activating"):
         return "activation under way", "cyan"
     if slot.get("quarantined"):
         return "quarantined", "bold red"
@@ -170,14 +172,10 @@ def _state(slot: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _health(slot: Mapping[str, Any]) -> Text:
-    health = slot.get("health")
-    if isinstance(health, Mapping):
-        good = bool(health.get("ok") or health.get("healthy") or health.get("status") in ("ok", "healthy", 200))
-        text = "ok" if good else _sentence(health)
-    else:
-        good = health in (True, "ok", "healthy")
-        text = "ok" if good else str(health or "unknown")
-    return Text(text, style="green" if good else "yellow")
+    health = slot.get("health") or {}
+    if health.get("status") == 200:
+        return Text("ok", style="green")
+    return Text(str(health.get("error") or health.get("status") or "no answer"), style="yellow")
 
 
 def _gpu(fact: Mapping[str, Any], slot: Mapping[str, Any]) -> str:
