@@ -32,7 +32,8 @@ def record() -> list[dict[str, object]]:
     answers: list[dict[str, object]] = []
     for prompt in PROMPTS:
         ids = decoder.tokenizer.encode(prompt).ids
-        session, tokens = decoder.start(ids, SamplingParams(max_tokens=MAX_TOKENS)), []
+        session = decoder.start(ids, SamplingParams(max_tokens=MAX_TOKENS))
+        tokens: list[int] = []
         while len(tokens) < MAX_TOKENS:
             tokens += session.step().tokens
         with torch.inference_mode():

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from .cache import KVCache
 from .config import DraftConfig, draft_config, read_json
-from .layers import Block, Rope, attend, project, rms_norm
+from .layers import Block, Rope, attend, columns, project, rms_norm
 from .target import Target
 from .weights import Weights
 
@@ -64,10 +63,10 @@ class Drafter:
         self.norm = norm
         self.rope = Rope(config.block, positions, norm.device, norm.dtype)
         self.mask_rows = target.embedding[config.mask_token].expand(config.block_size - 1, -1)
-        self._features = features  # [D, F]
+        self._features = features  # [F, D]
         self._features_norm = features_norm
         first = config.block.heads * config.block.head_dim
-        self._context_kv = torch.cat([block.qkv[first:] for block in blocks])  # [layers * 2 KV * HD, D]
+        self._context_kv = torch.cat([block.qkv[:, first:] for block in blocks], 1)  # [D, layers * 2 KV * HD]
         self._key_norms = torch.stack([block.qk_norm[config.block.heads :] for block in blocks])
 
     @property
@@ -96,7 +95,7 @@ class Drafter:
         drafter = cls(
             config,
             target,
-            features=weights.take("fc.weight", hidden, len(config.target_layers) * hidden),
+            features=columns(weights.take("fc.weight", hidden, len(config.target_layers) * hidden)),
             features_norm=weights.take("hidden_norm.weight", hidden),
             norm=weights.take("norm.weight", hidden),
             blocks=[Block.take(weights, f"layers.{i}", config.block, intermediate) for i in range(config.block.layers)],
@@ -111,8 +110,8 @@ class Drafter:
     def context(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """features [n, F] -> keys and values of the context in every layer, each [layers, n, KV, HD]."""
         config, n = self.config.block, len(features)
-        x = rms_norm(F.linear(features, self._features), self._features_norm, config.eps)
-        kv = F.linear(x, self._context_kv).view(n, config.layers, 2, config.kv_heads, config.head_dim)
+        x = rms_norm(features @ self._features, self._features_norm, config.eps)
+        kv = (x @ self._context_kv).view(n, config.layers, 2, config.kv_heads, config.head_dim)
         keys = rms_norm(kv[:, :, 0], self._key_norms, config.eps).flatten(1, 2)
         keys = self.rope.turn(keys, self.rope.at(positions)).view(n, config.layers, config.kv_heads, config.head_dim)
         return keys.transpose(0, 1), kv[:, :, 1].transpose(0, 1)
@@ -143,7 +142,7 @@ class _State:
                 rms_norm(x, block.input_norm, config.eps), block, config, drafter.rope, tables
             )
             keys, values = self._cache.write(number, keys, values)
-            x = x + F.linear(attend(queries, keys, values, None), block.output)
+            x = x + attend(queries, keys, values, None) @ block.output
             x = x + block.mlp(x, config.eps)
         x = rms_norm(x[1 : depths + 1], drafter.norm, config.eps)
         return rank(drafter.target.logits(x), topk)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from .cache import KVCache
 from .config import TargetConfig, read_json, target_config
-from .layers import Block, Rope, attend, project, rms_norm
+from .layers import Block, Rope, attend, columns, project, rms_norm
 from .span import Span
 from .weights import Weights
 
@@ -35,7 +34,7 @@ class Target:
     ) -> None:
         self.config = config
         self.embedding = embedding  # [V, D]
-        self.head = head  # [V, D], the same tensor as `embedding` when tied
+        self.head = head  # [D, V]
         self._norm = norm
         self._blocks = blocks
         self._rope = Rope(config.block, positions, embedding.device, embedding.dtype)
@@ -48,7 +47,7 @@ class Target:
         intermediate = int(read_json(folder / "config.json").get("intermediate_size", 0))
         weights = Weights(folder, device, dtype)
         embedding = weights.take("model.embed_tokens.weight", config.vocab, block.hidden)
-        head = embedding if config.tied else weights.take("lm_head.weight", config.vocab, block.hidden)
+        head = columns(embedding if config.tied else weights.take("lm_head.weight", config.vocab, block.hidden))
         norm = weights.take("model.norm.weight", block.hidden)
         blocks = [Block.take(weights, f"model.layers.{i}", block, intermediate) for i in range(block.layers)]
         if not config.tied or "lm_head.weight" not in weights:
@@ -76,7 +75,7 @@ class Target:
                 rms_norm(x, block.input_norm, config.eps), block, config, self._rope, tables
             )
             keys, values = cache.write(number, keys, values)
-            x = x + F.linear(attend(queries, keys, values, bias), block.output)
+            x = x + attend(queries, keys, values, bias) @ block.output
             x = x + block.mlp(x, config.eps)
             if number in capture:
                 captured[number] = x
@@ -85,4 +84,4 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, D] -> [n, V]"""
-        return F.linear(hidden, self.head)
+        return hidden @ self.head
