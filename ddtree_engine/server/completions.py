@@ -23,6 +23,7 @@ from .service import Service
 logger = logging.getLogger("ddtree.server")
 
 MAX_BODY = 16 << 20
+MAX_DISCARDED = 128 << 20
 CLIENT_GONE = 499
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -32,15 +33,21 @@ class ClientGone(Exception):
 
 
 async def read_body(request: HttpRequest) -> bytes:
-    """The body, refused beyond MAX_BODY without reading the rest."""
+    """The body. Beyond MAX_BODY nothing is kept, and what is still to come is read only up to MAX_DISCARDED: a client
+    that is cut off while it sends sees a broken connection instead of the error."""
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
-        if size > MAX_BODY:
-            message = f"the body is larger than {MAX_BODY} bytes"
-            raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
-        pieces.append(piece)
+        if size <= MAX_BODY:
+            pieces.append(piece)
+        elif size > MAX_DISCARDED:
+            break
+        else:
+            pieces.clear()
+    if size > MAX_BODY:
+        message = f"the body is larger than {MAX_BODY} bytes"
+        raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
     return b"".join(pieces)
 
 

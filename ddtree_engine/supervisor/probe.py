@@ -136,8 +136,10 @@ class Prober(threading.Thread):
 
     def _watch(self) -> None:
         marker: object = None
+        # Several looks must fit into the time after which no progress means a hang.
+        interval = min(WATCH_S[self._settings.engine], self._settings.no_progress_s / 4)
         while True:
-            time.sleep(WATCH_S[self._settings.engine])
+            time.sleep(interval)
             try:
                 pulse = self._client.pulse()
             except NoAnswer as error:
