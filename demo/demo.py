@@ -70,7 +70,7 @@ def command(*argv: str, expect: int | None = 0) -> int:
 
 
 def on_host(sandbox: Sandbox, *argv: str) -> str:
-    done = sandbox.ssh(HOST, [shlex.quote(word) for word in argv])
+    done = sandbox.ssh(HOST, argv)
     if done.returncode != 0:
         fail(f"{shlex.join(argv)} on {HOST}: {done.stdout}{done.stderr}")
     return str(done.stdout).strip()
@@ -106,8 +106,9 @@ def verdict(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def run(sandbox: Sandbox, engines: Path) -> None:
+    """All steps. The hosts of a sandbox that was up before are used as they are."""
     with step("1. Two hosts: systemd, sshd, eight simulated GPUs each, reached over SSH alone"):
-        sandbox.up()
+        command("fleet", "sandbox", "up")
         foreign = property_of(sandbox, FOREIGN, "InvocationID")
         console.print(f"{HOST} runs a foreign service on GPU 0 and port 30000; it has to stay untouched")
 

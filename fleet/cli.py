@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import content
+from . import cli_sandbox, content
 from .arguments import AnsibleOptions
 from .cli_options import Json, Reason, takes_ansible_options
 from .results import Status
@@ -151,7 +151,15 @@ def history(
     """Show what happened: every activation from the journal of each host, newest last, with its cause if it failed."""
     from . import views
 
-    _look("history", options, as_json, lambda console, facts: views.history(console, facts, slot, lines))
+    session = _session("history", options, as_json, quiet=True)
+    results = session.run("history", {"history_slot": slot or "", "history_newest": lines})
+    found = {name: list(result.get("ddtree_activations") or []) for name, result in results.outputs.items()}
+    if as_json:
+        session.end(results.status(), session.document(results.status(), activations=found))
+    _explain_failures(session)
+    if found:
+        views.history(session.out, found)
+    session.end(results.status())
 
 
 @app.command(epilog=_examples("fleet releases -i inventory.yml -l ct200"))
@@ -217,17 +225,22 @@ def _look(command: str, options: AnsibleOptions, as_json: bool, view: Any) -> No
     if as_json:
         session.end(outcome, session.document(outcome, facts=results.facts))
     _explain_failures(session)
-    view(session.out, results.facts)
+    if results.facts:
+        view(session.out, results.facts)
     session.end(outcome)
 
 
 def _explain_failures(session: Any) -> None:
     from . import summary
 
-    for host in session.results.hosts.values():
+    summary.explain_inventory(session.err, session.results)
+    for host in [] if session.results.inventory_problems else session.results.hosts.values():
         summary.explain(session.err, host)
     if session.results.status() is Status.ERROR and session.results.problem():
         session.err.print(session.results.problem(), style="red", markup=False, soft_wrap=True)
+
+
+app.add_typer(cli_sandbox.app)
 
 
 def _mount(name: str, module: str, text: str) -> None:
@@ -238,7 +251,6 @@ def _mount(name: str, module: str, text: str) -> None:
         app.add_typer(importlib.import_module(module).app, name=name, help=text)
 
 
-_mount("sandbox", "fleet.cli_sandbox", "A fleet of real systemd hosts on this machine, to try everything with.")
 _mount("wheelhouse", "fleet.cli_wheelhouse", "The control node's store of every wheel that a stack names.")
 
 

@@ -131,6 +131,7 @@ class Results:
         self._decides = decides
         self.hosts: dict[str, HostResult] = {}
         self.facts: dict[str, dict[str, Any]] = {}
+        self.inventory_problems: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.warnings: list[str] = []
         self.outputs: dict[str, dict[str, Any]] = {}  # last result per host, for commands that show output
@@ -179,6 +180,8 @@ class Results:
 
     def status(self) -> Status:
         found = {host.status for host in self.hosts.values()}
+        if self.inventory_problems:
+            found.add(Status.REFUSED)
         for status in SEVERITY:
             if status in found:
                 return status
@@ -214,13 +217,17 @@ class Results:
         if not isinstance(res, Mapping):
             return
         name = str(data.get("host", "?"))
+        report = res.get("ddtree")
+        if isinstance(report, Mapping) and report.get("stage") == "inventory":
+            # checked once for all hosts, on this machine: the host whose name Ansible gives it has no part in it
+            self.inventory_problems += [dict(item) for item in _as_list(report.get("problems"))]
+            return
         host = self.host(name)
         self.outputs[name] = dict(res)
         facts = res.get("ddtree_facts") or (res.get("ansible_facts") or {}).get("ddtree_facts")
         if isinstance(facts, Mapping):
             self.facts[name] = dict(facts)
         host.diffs += _as_list(res.get("diff"))
-        report = res.get("ddtree")
         if isinstance(report, Mapping):
             self._add_report(host, report)
         if failed:
@@ -238,7 +245,7 @@ class Results:
             host.message = str(report["message"])
         host.release = report.get("release") or report.get("release_id") or host.release
         host.reason = str(report.get("reason") or host.reason)
-        for problem in _as_list(report.get("violations") or report.get("problems")):
+        for problem in _as_list(report.get("violations")):
             if isinstance(problem, Mapping):
                 host.violations.append(dict(problem))
         for slot in _slots(report.get("slots")):
@@ -267,8 +274,8 @@ def _message(res: Mapping[str, Any]) -> str:
             value = "\n".join(map(str, value))
         if isinstance(value, str) and value.strip():
             text = value.strip()
-            stderr = str(res.get("module_stderr") or "").strip()
-            if key == "msg" and stderr:  # the module did not run at all; its message only says that, this says why
+            stderr = str(res.get("module_stderr") or res.get("stderr") or "").strip()
+            if key == "msg" and stderr and stderr not in text:  # the message says that it failed, this says why
                 text += f": {stderr.splitlines()[-1] if 'Traceback' in stderr else stderr.splitlines()[0]}"
             return text
     return "the task failed without a message"

@@ -76,6 +76,7 @@ class Session:
             "run_id": self.run_id,
             "seconds": round(self.seconds, 3),
             "artifacts": str(self.folder),
+            "inventory_problems": self.results.inventory_problems,
             "errors": [self.results.problem()] if status is Status.ERROR and self.results.problem() else [],
             "hosts": {name: host.as_dict() for name, host in sorted(self.results.hosts.items())},
             **more,
@@ -94,7 +95,11 @@ class Session:
                 if "," not in source and not Path(source).expanduser().exists():
                     self.fail(f"the inventory {source} does not exist", Status.USAGE)
             return
-        if os.environ.get("ANSIBLE_INVENTORY") or content.default_inventory().exists():
+        if os.environ.get("ANSIBLE_INVENTORY"):
+            return
+        sandbox = _sandbox_inventory()
+        if sandbox is not None:
+            self.options = dataclasses.replace(self.options, inventory=(str(sandbox),))
             return
         self.fail(
             "no inventory: give one with -i FILE (or the variable ANSIBLE_INVENTORY), "
@@ -156,3 +161,14 @@ class Session:
         if self.as_json:
             print(dump(self.document(Status.INTERRUPTED)))
         sys.exit(int(Status.INTERRUPTED))
+
+
+def _sandbox_inventory() -> Path | None:
+    """What `fleet sandbox up` wrote: where ansible.cfg looks, or in the state directory of a sandbox of one's own."""
+    from .sandbox.layout import default_state
+
+    own = default_state() / "hosts.yml"
+    places = (
+        (own, content.default_inventory()) if "DDTREE_SANDBOX_DIR" in os.environ else (content.default_inventory(), own)
+    )
+    return next((place for place in places if place.is_file()), None)

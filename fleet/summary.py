@@ -49,9 +49,10 @@ def words(outcome: str) -> Text:
 def show(console: Console, command: str, results: Results, seconds: float, artifacts: str) -> None:
     """The end of deploy, rollback and preflight."""
     status = results.status()
-    if results.hosts:
+    if results.hosts and not results.inventory_problems:
         console.print(_table(results.hosts.values()))
-    for host in results.hosts.values():
+    explain_inventory(console, results)
+    for host in [] if results.inventory_problems else results.hosts.values():
         explain(console, host)
     problem = results.problem()
     if status is Status.ERROR and problem:
@@ -87,11 +88,27 @@ def _table(hosts: Iterable[HostResult]) -> Table:
             table.add_row(
                 host.host,
                 slot.slot if slot else "",
-                words(slot.outcome if slot and slot.outcome else host.outcome),
+                _outcome(host, slot),
                 (slot.release if slot else None) or host.release or "",
                 duration(slot.seconds) if slot and slot.seconds is not None else "",
             )
     return table
+
+
+def _outcome(host: HostResult, slot: SlotResult | None) -> Text:
+    if slot is None or (host.status is not Status.OK and not slot.outcome):
+        return words(host.outcome)
+    if not slot.outcome and slot.details.get("action"):  # a plan, not yet carried out
+        planned = slot.details["action"] != "none"
+        return Text(f"ready: {slot.details.get('why')}", style="cyan") if planned else words("noop")
+    return words(slot.outcome or host.outcome)
+
+
+def explain_inventory(console: Console, results: Results) -> None:
+    for problem in results.inventory_problems:
+        _problem(console, "inventory", problem)
+    if results.inventory_problems:
+        console.print("The inventory has problems; no host has been contacted.")
 
 
 def explain(console: Console, host: HostResult) -> None:

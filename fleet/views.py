@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -58,58 +58,26 @@ def status(console: Console, facts: Facts) -> None:
         console.print(Text(remark, style="yellow"), soft_wrap=True)
 
 
-def history(console: Console, facts: Facts, slot: str | None, lines: int) -> None:
-    """One line per activation, from the hosts' journals."""
-    table = _table("when", "host", "slot", "kind", "release", "outcome", "time", "cause")
-    for host, fact in sorted(facts.items()):
-        for entry in activations(fact.get("journal_tail") or [], slot)[-lines:]:
-            text, style = _OUTCOMES.get(entry["outcome"], ("under way", "cyan"))
+def history(console: Console, activations: Mapping[str, list[Mapping[str, Any]]]) -> None:
+    """One line per activation, as module ddtree_history tells them."""
+    table = _table("when (UTC)", "host", "slot", "kind", "release", "outcome", "time", "cause")
+    for host, entries in sorted(activations.items()):
+        for entry in entries:
+            text, style = _OUTCOMES.get(str(entry.get("outcome")), ("under way", "cyan"))
+            cause = str(entry.get("cause") or entry.get("why") or "")
+            if entry.get("root") and str(entry["root"]) not in cause:
+                cause += f" [{entry['root']}]"
             table.add_row(
-                entry["when"],
+                str(entry.get("ts") or "")[:19].replace("T", " "),
                 host,
-                entry["slot"],
-                _KINDS.get(entry["kind"], entry["kind"]),
-                entry["release"],
+                str(entry.get("slot") or ""),
+                _KINDS.get(str(entry.get("kind")), str(entry.get("kind") or "")),
+                str(entry.get("release") or ""),
                 Text(text, style=style),
-                duration(entry["seconds"]) if entry["seconds"] is not None else "",
-                entry["cause"],
+                duration(entry["seconds"]) if entry.get("seconds") is not None else "",
+                Text(cause),
             )
     console.print(table if table.row_count else Text("no activation is on record", style="yellow"))
-
-
-def activations(journal: Iterable[Mapping[str, Any]], slot: str | None = None) -> list[dict[str, Any]]:
-    """Fold journal entries into one record per activation, in the order in which they began."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in journal:
-        identity = str(entry.get("id") or "")
-        if not identity or (slot is not None and entry.get("slot") != slot):
-            continue
-        record = found.setdefault(
-            identity,
-            {
-                "id": identity,
-                "slot": str(entry.get("slot") or ""),
-                "when": str(entry.get("ts") or "")[:19].replace("T", " "),
-                "t": float(entry.get("t") or 0.0),
-                "kind": "",
-                "release": "",
-                "outcome": "",
-                "seconds": None,
-                "cause": "",
-                "who": "",
-                "run": "",
-            },
-        )
-        event = str(entry.get("event") or "")
-        for key in ("kind", "release", "who", "run"):
-            record[key] = record[key] or str(entry.get(key) or "")
-        if event == "verdict" and entry.get("verdict") != "pass" and not record["cause"]:
-            record["cause"] = str(entry.get("cause") or "")
-        if event in _OUTCOMES:
-            record["outcome"] = event
-            record["seconds"] = max(0.0, float(entry.get("t") or 0.0) - record["t"])
-            record["cause"] = record["cause"] or str(entry.get("cause") or "")
-    return list(found.values())
 
 
 def releases(console: Console, facts: Facts) -> None:

@@ -256,18 +256,6 @@ FACTS = {
             "gpu": "GPU-1",
         }
     },
-    "journal_tail": [
-        {
-            "t": 100.0,
-            "ts": "2025-12-01T10:00:00.000Z",
-            "id": "a1",
-            "slot": "gpu1",
-            "event": "intent",
-            "release": "cpu-bad",
-        },
-        {"t": 107.0, "ts": "x", "id": "a1", "slot": "gpu1", "event": "verdict", "verdict": "fail", "cause": "it died"},
-        {"t": 112.5, "ts": "x", "id": "a1", "slot": "gpu1", "event": "taken_back", "cause": "gate"},
-    ],
 }
 
 
@@ -297,9 +285,22 @@ def test_releases_says_which_slots_could_return(seen: Fleet) -> None:
     assert old.index("gpu1") > new.index("gpu1"), "one stands under `good for`, the other under `serves`"
 
 
-def test_history_folds_the_journal_into_one_line_per_activation(seen: Fleet) -> None:
-    (line,) = [line for line in seen.run("history").stdout.splitlines() if "cpu-bad" in line]
-    assert "failed, taken back" in line and "12.5 s" in line and "it died" in line
+def test_history_shows_one_line_per_activation_with_its_cause(fleet: Fleet) -> None:
+    entry = {
+        "ts": "2025-12-01T10:00:00.000Z",
+        "slot": "gpu1",
+        "kind": "deploy",
+        "release": "cpu-bad",
+        "outcome": "taken_back",
+        "seconds": 12.5,
+        "cause": "the engine died",
+        "root": "RuntimeError: boom",
+    }
+    fleet.playbook("history", say(result={"ddtree_activations": [entry]}))
+    (line,) = [line for line in fleet.run("history").stdout.splitlines() if "cpu-bad" in line]
+    for part in ("2025-12-01 10:00:00", "failed, taken back", "12.5 s", "the engine died [RuntimeError: boom]"):
+        assert part in line
+    assert json.loads(fleet.run("history", "--json").stdout)["activations"]["ct200"] == [entry]
 
 
 def test_logs_prints_the_lines_of_one_slot(fleet: Fleet) -> None:

@@ -174,5 +174,20 @@ def test_the_reason_of_a_module_that_did_not_run_is_part_of_the_message() -> Non
     assert "python3: not found" in results.hosts["a"].message
 
 
+def test_problems_of_the_inventory_are_nobodys_host() -> None:
+    """Ansible reports them under the name of the first host of the play."""
+    problem = {
+        "path": "hosts.b.fleet_stak",
+        "cause": "unknown variable",
+        "fix": "did you mean fleet_stack?",
+        "origin": "",
+    }
+    report = {"outcome": "refused", "stage": "inventory", "problems": [problem]}
+    results = fold(failed("a", report), stats(ok={"a": 0}, failures={"a": 1}), rc=2)
+    assert results.status() is Status.REFUSED
+    assert results.inventory_problems == [problem]
+    assert results.hosts["a"].outcome == "not_reached"
+
+
 def test_violations_are_kept_for_the_summary() -> None:
     assert fold(failed("a", REFUSED), rc=2).hosts["a"].violations[0]["rule"] == "PORT-TAKEN"
