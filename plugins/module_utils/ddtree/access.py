@@ -24,8 +24,8 @@ def user_ids(name: str) -> tuple[int, int, list[int]] | None:
 def denied(ids: tuple[int, int, list[int]] | None, paths: Iterable[tuple[str, int]]) -> dict[str, str]:
     """Paths that a user may not use in the wanted way (os.R_OK, os.W_OK, os.X_OK), each with the reason.
 
-    `ids` None is a user that is still to be made: it will have what everybody has. Needs root; a caller that is not root
-    learns what it may itself.
+    `ids` None is a user that is still to be made: it will have what everybody has. Needs root; a caller that is
+    not root learns what it may itself.
     """
     wanted = list(paths)
     if not wanted:

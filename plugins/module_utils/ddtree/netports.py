@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +65,28 @@ def _owners(inodes: set[int], proc: Path) -> dict[int, int]:
     """Socket inode to the process that holds it; ends as soon as all are known."""
     left = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, int] = {}
-    for entry in sorted((name for name in os.listdir(proc) if name.isdigit()), key=int):
+    # a busy host has a hundred thousand descriptors: plain strings here, no path objects
+    with os.scandir(proc) as entries:
+        pids = sorted(int(entry.name) for entry in entries if entry.name.isdigit())
+    for pid in pids:
         if not left:
             break
-        directory = f"{proc}/{entry}/fd"
-        try:
-            descriptors = os.listdir(directory)
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            try:
-                target = os.readlink(f"{directory}/{descriptor}")
-            except OSError:
-                continue
+        for target in _descriptors(f"{proc}/{pid}/fd"):
             inode = left.pop(target, None)
             if inode is not None:
-                found[inode] = int(entry)
+                found[inode] = pid
     return found
+
+
+def _descriptors(directory: str) -> Iterator[str]:
+    """What the open descriptors of a process point at; it may end while it is looked at."""
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    yield os.readlink(entry.path)  # noqa: PTH115
+    except OSError:
+        return
 
 
 def process(pid: int | None, proc: Path = Path("/proc")) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What nvidia-smi says of a host's GPUs, and what it fails to say.
 
-Only the tool's CSV is read; it needs no library, and it is what an operator can repeat by hand. A GPU that has been lost, a
+Only the tool's CSV is read; it needs no library, and an operator can repeat it by hand. A GPU that has been lost, a
 driver that is not loaded and a tool that hangs are ordinary answers here, never exceptions.
 """
 
@@ -38,6 +38,10 @@ GPU_FIELDS = (
     "ecc.errors.uncorrected.volatile.total",
     "ecc.errors.uncorrected.aggregate.total",
     "temperature.gpu",
+    "remapped_rows.correctable",
+    "remapped_rows.uncorrectable",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
 )
 APP_FIELDS = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
 REMAP_FIELDS = (
@@ -121,11 +125,9 @@ def query(ask: Ask | None = None, timeout: float = TIMEOUT) -> Report:
     read_gpus(report, first, fields)
     if report.state != "ok" or not report.gpus:
         return report
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        apps = pool.submit(_ask_fields, ask, "--query-compute-apps", list(APP_FIELDS), timeout)
-        rows = pool.submit(_ask_fields, ask, "--query-remapped-rows", list(REMAP_FIELDS), timeout)
-        read_apps(report, apps.result().out)
-        read_remaps(report, rows.result().out)
+    read_apps(report, _ask_fields(ask, "--query-compute-apps", list(APP_FIELDS), timeout).out)
+    if "remapped_rows.pending" not in fields:  # older tools have a query of its own for these
+        read_remaps(report, _ask_fields(ask, "--query-remapped-rows", list(REMAP_FIELDS), timeout).out)
     return report
 
 
@@ -177,7 +179,9 @@ def read_gpus(report: Report, result: Result, fields: Iterable[str]) -> None:
         lost = _LOST.search(line)
         if lost:
             index, bus, reason = lost.groups()
-            report.lost.append(Lost(bus_id=bus or "", index=int(index) if index else None, reason=" ".join(reason.split())))
+            report.lost.append(
+                Lost(bus_id=bus or "", index=int(index) if index else None, reason=" ".join(reason.split()))
+            )
             continue
         row = _row(line, names)
         if row and row.get("uuid", "").startswith("GPU-"):
@@ -223,6 +227,10 @@ def _gpu(row: dict[str, str]) -> Gpu:
         ecc_uncorrected=number(row.get("ecc.errors.uncorrected.volatile.total")),
         ecc_uncorrected_lifetime=number(row.get("ecc.errors.uncorrected.aggregate.total")),
         temperature_c=number(row.get("temperature.gpu")),
+        remapped_correctable=number(row.get("remapped_rows.correctable")),
+        remapped_uncorrectable=number(row.get("remapped_rows.uncorrectable")),
+        remap_pending=switch(row.get("remapped_rows.pending")),
+        remap_failed=switch(row.get("remapped_rows.failure")),
     )
 
 
@@ -249,7 +257,14 @@ def read_remaps(report: Report, text: str) -> None:
 
 def known(text: str | None) -> str | None:
     """The text, or None for what the tool writes where it knows nothing: [N/A], [Not Supported], N/A."""
-    if text is None or text.strip("[] ").lower() in ("", "n/a", "not supported", "unknown error", "gpu is lost", "insufficient permissions"):
+    if text is None or text.strip("[] ").lower() in (
+        "",
+        "n/a",
+        "not supported",
+        "unknown error",
+        "gpu is lost",
+        "insufficient permissions",
+    ):
         return None
     return text
 
@@ -260,7 +275,9 @@ def number(text: str | None) -> int | None:
 
 
 def switch(text: str | None) -> bool | None:
-    return {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}.get((known(text) or "").lower())
+    return {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}.get(
+        (known(text) or "").lower()
+    )
 
 
 def normal_bus(bus_id: str) -> str:
