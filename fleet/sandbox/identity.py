@@ -70,13 +70,24 @@ def create(names: Names, layout: Layout, host: Host) -> None:
     _write(root / "etc/sandbox-host", json.dumps({"host": host.name, "gpus": GPUS_PER_HOST, **MODEL}, indent=2) + "\n")
 
 
+def make_key(file: Path, comment: str) -> None:
+    """An SSH key pair; made under another name first, so that half a pair is never taken for a whole one."""
+    if file.exists():
+        return
+    unfinished = file.with_name(f".{file.name}.new")
+    for half in (unfinished, unfinished.with_name(unfinished.name + ".pub")):
+        half.unlink(missing_ok=True)
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(unfinished)])
+    unfinished.with_name(unfinished.name + ".pub").rename(file.with_name(file.name + ".pub"))
+    unfinished.rename(file)
+
+
 def _ssh(names: Names, layout: Layout, host: Host) -> None:
     root = names.root(host)
-    _write(root / "root/.ssh/authorized_keys", names.key.with_suffix(".pub").read_text(), 0o600)
+    _write(root / "root/.ssh/authorized_keys", names.key.with_name("key.pub").read_text(), 0o600)
     (root / "root/.ssh").chmod(0o700)
     key = root / "etc/ssh/ssh_host_ed25519_key"
-    if not key.exists():
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", str(key)])
+    make_key(key, host.name)
     settings = [
         f"HostKey /{key.relative_to(root)}",
         "PasswordAuthentication no",

@@ -50,7 +50,6 @@ MASKED = (
     "fstrim.timer",
     "motd-news.timer",
     "systemd-firstboot.service",
-    "systemd-logind.service",
 )
 OLDEST_PYTHON = (3, 11)
 
@@ -173,13 +172,23 @@ def _make(place: Path, say: Say) -> None:
     except BaseException:
         remove_tree(unfinished)
         raise
+    _prune(place)
     say(f"base image ready after {time.monotonic() - started:.0f} s: {place}")
+
+
+def _prune(current: Path) -> None:
+    """Remove images of earlier recipes, except those that hosts run on."""
+    mounted = Path("/proc/self/mountinfo").read_text()
+    for other in current.parent.glob("sandbox-*-*"):
+        if other != current and other.is_dir() and f"lowerdir={other}/" not in mounted:
+            remove_tree(other)
 
 
 def _mmdebstrap(system: Distribution, directory: Path, say: Say) -> None:
     command = [
-        # In a mount namespace of its own, so that whatever ends it leaves no mount behind.
-        *("unshare", "--mount", "--propagation", "private"),
+        # In namespaces of its own that end with us: whatever ends us leaves no mount and no process behind.
+        *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"),
+        *("--pid", "--fork", "--kill-child"),
         *("mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT),
         "--dpkgopt=force-unsafe-io",
@@ -189,7 +198,8 @@ def _mmdebstrap(system: Distribution, directory: Path, say: Say) -> None:
     log = directory / "mmdebstrap.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
             env={**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
         )  # fmt: skip
         try:
@@ -202,11 +212,12 @@ def _mmdebstrap(system: Distribution, directory: Path, say: Say) -> None:
                     say("  " + line[3:].rstrip().removesuffix("..."))
             status = process.wait()
         except BaseException:
-            process.terminate()
+            process.kill()
             process.wait()
             raise
     if status != 0:
-        errors = [line for line in log.read_text().splitlines() if line.startswith("E: ") or "Err:" in line]
+        lines = log.read_text().splitlines()
+        errors = [line for line in lines if line.startswith("E: ") and "failed to run" not in line]
         kept = directory.parent / "sandbox-image-failure.log"
         log.replace(kept)
         reason = errors[0].removeprefix("E: ") if errors else f"mmdebstrap ended with status {status}"

@@ -106,6 +106,10 @@ class Names:
     def netns(self, host: Host) -> str:
         return self.netns_prefix + host.name
 
+    def machine(self, host: Host) -> str:
+        """The host's name among all containers of this machine; two sandboxes may both have a ct200."""
+        return self.netns_prefix + host.name
+
     def link(self, host: Host) -> str:
         """The machine's end of the host's cable (interface names end at 15 characters)."""
         return f"sbx{self.id}-{host.octet}"

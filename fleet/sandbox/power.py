@@ -7,6 +7,7 @@ that ends any other way leaves the host switched off.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -44,8 +45,13 @@ def boot(names: Names, layout: Layout, host: Host) -> None:
     command = [
         *("/bin/sh", "-c", DETACH, "sandbox-detach"),
         *("/bin/sh", "-c", KEEPER, f"sandbox-keeper-{host.name}"),
-        *("systemd-nspawn", "--quiet", f"--directory={names.root(host)}", f"--machine={host.name}"),
-        *("--register=no", "--keep-unit", f"--network-namespace-path=/run/netns/{names.netns(host)}"),
+        *("systemd-nspawn", "--quiet", f"--directory={names.root(host)}", f"--machine={names.machine(host)}"),
+        *(
+            f"--hostname={host.name}",
+            "--register=no",
+            "--keep-unit",
+            f"--network-namespace-path=/run/netns/{names.netns(host)}",
+        ),
         *("--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe", f"--kill-signal={SIGHALT}"),
         INIT,
     ]
@@ -136,6 +142,14 @@ def kill_everything(names: Names, patience: float = 15.0) -> None:
         if time.monotonic() > deadline:
             raise SandboxError(f"processes of the sandbox do not end: {sorted(processes)}")
         time.sleep(0.02)
+
+
+def forget(names: Names) -> None:
+    """Remove the directories that nspawn keeps per container name."""
+    for place in (Path("/run/systemd/nspawn/propagate"), Path("/run/systemd/nspawn/unix-export")):
+        for directory in place.glob(f"{names.netns_prefix}*"):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
 
 
 def _is_keeper(pid: int) -> bool:

@@ -16,6 +16,7 @@ PACKAGE_OF = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "unshare": "util-linux",
     "setsid": "util-linux",
     "mount": "mount",

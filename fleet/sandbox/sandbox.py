@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 from . import cgroups, faults, identity, image, inventory, mounts, network, power, requirements
 from .errors import SandboxError
 from .layout import DEFAULT_HOSTS, DEFAULT_SUBNET, Host, Layout, Names, default_state, parse_subnet, place_hosts
-from .onhost.nvidia_smi import bus_id, gpu_uuid
+from .onhost import nvidia_smi
 
 KERNEL_LOG = "run/sandbox-kernel.log"
 
@@ -39,6 +40,16 @@ class HostStatus:
 
 def _silent(_: str) -> None:
     """The progress of nobody who listens."""
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the cleaning up is done, here and in the tools that are called."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Sandbox:
@@ -68,7 +79,8 @@ class Sandbox:
             except BaseException:
                 if before is None:
                     self.say("taking back what was made so far")
-                    self._remove(layout)
+                    with _uninterrupted():
+                        self._remove(layout)
                 raise
         return True
 
@@ -88,6 +100,10 @@ class Sandbox:
                     "run `fleet sandbox down` first, or use another state directory (DDTREE_SANDBOX_DIR)",
                 )
             inventory.check(asked[2], self.names)
+            if not (before.image / "etc").is_dir():
+                raise SandboxError(
+                    f"the base image of this sandbox, {before.image}, is gone", "fleet sandbox down, then up"
+                )
             return Layout(before.subnet, before.hosts, before.image, asked[2])
         wanted = parse_subnet(subnet or DEFAULT_SUBNET)
         placed = place_hosts(hosts or DEFAULT_HOSTS, wanted)
@@ -103,11 +119,8 @@ class Sandbox:
     def _build(self, layout: Layout) -> None:
         names = self.names
         started = time.monotonic()
-        if not (layout.image / "etc").is_dir():  # the cache was emptied under a sandbox that was switched off
-            image.ensure(self.say, self.cache)
         layout.save(names.record)
-        if not names.key.exists():
-            power.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", names.cgroup, "-f", str(names.key)])
+        identity.make_key(names.key, names.cgroup)
         names.control_sockets.mkdir(mode=0o700, exist_ok=True)
         network.create_bridge(names, layout)
         for host in layout.hosts:
@@ -132,7 +145,8 @@ class Sandbox:
                 layout = Layout.load(self.names.record)
             except SandboxError:
                 layout = None
-            self._remove(layout)
+            with _uninterrupted():
+                self._remove(layout)
         left = self.remains()
         if left:
             raise SandboxError(f"not everything could be removed: {', '.join(left)}", "run `fleet sandbox down` again")
@@ -145,6 +159,7 @@ class Sandbox:
         mounts.unmount_below(names.state)
         network.remove_all(names)
         cgroups.remove(names.cgroup)
+        power.forget(names)
         if layout is not None:
             inventory.remove(layout.inventory, names)
         mounts.remove_tree(names.state / "hosts")
@@ -221,9 +236,9 @@ class Sandbox:
         return self.layout.host(name).address
 
     @staticmethod
-    def gpu(name: str, number: int) -> str:
+    def gpu_uuid(name: str, number: int) -> str:
         """The UUID of a host's simulated GPU."""
-        return gpu_uuid(name, number)
+        return nvidia_smi.gpu_uuid(name, number)
 
     def root(self, name: str) -> Path:
         """The host's root file system as this machine sees it (without /run, /tmp and other mounts of the host)."""
@@ -329,7 +344,7 @@ class Sandbox:
             if not (file.parent / "sandbox-host").exists():
                 raise SandboxError(f"the disk of host {name} is not mounted", "fleet sandbox up")
             file_before = self._faults(host)
-            lines = faults.kernel_lines(fault, [bus_id(gpu)[4:-2] for gpu in fault.gpus()])
+            lines = faults.kernel_lines(fault, [nvidia_smi.bus_id(gpu)[4:-2] for gpu in fault.gpus()])
             if fault.kind in ("xid", "lost", "foreign"):
                 power.require_leader(self.names, host)
             self._foreign_processes(host, fault)
@@ -363,7 +378,8 @@ class Sandbox:
             if fault.kind == "clear":
                 power.inside(self.names, host, ["sh", "-c", f"systemctl stop {unit} 2>/dev/null || :"])
                 continue
-            environment = {"CUDA_VISIBLE_DEVICES": gpu_uuid(host.name, gpu), "SANDBOX_GPU_MEMORY_MIB": "2048"}
+            uuid = nvidia_smi.gpu_uuid(host.name, gpu)
+            environment = {"CUDA_VISIBLE_DEVICES": uuid, "SANDBOX_GPU_MEMORY_MIB": "2048"}
             settings = [f"--setenv={key}={value}" for key, value in environment.items()]
             program = ["/usr/bin/python3", "-c", "import signal; signal.pause()"]
             power.inside(

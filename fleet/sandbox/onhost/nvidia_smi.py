@@ -333,10 +333,12 @@ def report(machine: Machine, numbers: list[int], options: dict[str, str]) -> lis
         if not wanted:
             for title, field in (("Product Name", "name"), ("GPU UUID", "uuid"), ("Serial Number", "serial")):
                 lines.append(f"    {title:<38}: {gpu[field]}")
-        for name, rows in parts.items():
-            for title, value in rows if wanted is None or name in wanted else []:
+        for part, rows in parts.items():
+            for title, value in rows if wanted is None or part in wanted else []:
+                depth = (len(title) - len(title.lstrip())) // 2 + 1
+                name = " " * 4 * depth + title.lstrip()
                 text = f"{value[0]} {value[1]}" if isinstance(value, tuple) else value
-                lines.append(f"    {title}" if value is None else f"    {title:<38}: {text}")
+                lines.append(name if value is None else f"{name:<42}: {text}")
     return lines
 
 
