@@ -98,6 +98,8 @@ def parse(argv: Sequence[str]) -> Options:
         _at_least(name, getattr(arguments, name[2:].replace("-", "_")), least)
     for name in ("--max-queue", "--threads", "--stall-seconds"):
         _at_least(name, getattr(arguments, name[2:].replace("-", "_")), 1)
+    if arguments.draft == "none" and arguments.mode != "ar":
+        raise OptionError(f"--mode {arguments.mode} needs a drafter, but --draft is none; use --mode ar")
     name = arguments.served_model_name
     if not name:
         name = "demo-code" if arguments.model == "embedded" else Path(arguments.model).name

@@ -106,9 +106,7 @@ class Service:
         self.device = self._pick_device(torch.cuda.is_available())
         self.stage = "loading weights"
         target = models.resolve(options.model, "target")
-        draft = None if options.draft == "none" or options.mode == "ar" else models.resolve(options.draft, "draft")
-        if draft is None and options.mode != "ar":
-            raise StartError(f"--mode {options.mode} needs a drafter, but --draft is none; use --mode ar")
+        draft = None if options.mode == "ar" else models.resolve(options.draft, "draft")
         decoder = Decoder.load(
             target,
             draft,
