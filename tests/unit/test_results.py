@@ -136,7 +136,7 @@ def test_a_failure_after_an_outcome_of_ours_is_not_hidden_by_it() -> None:
 def test_an_ignored_failure_is_no_failure() -> None:
     event = failed("a")
     event["event_data"]["ignore_errors"] = True
-    assert fold(event, ok("a", DEPLOYED)).status() is Status.OK
+    assert fold(ok("a", DEPLOYED), event).status() is Status.OK
 
 
 def test_an_unknown_outcome_is_an_error_and_never_success() -> None:
