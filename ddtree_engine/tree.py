@@ -257,6 +257,13 @@ def _pairs(parents: int, candidates: int, budget: int) -> tuple[list[int], list[
     return [i for i, _ in kept], [r for _, r in kept]
 
 
+@lru_cache(maxsize=256)
+def _pairs_on(device: torch.device, parents: int, candidates: int, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_pairs` as index tensors, made once: a copy from the host in every step would wait for the device."""
+    rows, ranks = _pairs(parents, candidates, budget)
+    return torch.tensor(rows, device=device), torch.tensor(ranks, device=device)
+
+
 def build_batch(roots: torch.Tensor, log_probabilities: torch.Tensor, tokens: torch.Tensor, budget: int) -> TreeBatch:
     """The same trees as `build`, level by level for a whole batch and without waiting for the device.
 
@@ -276,7 +283,7 @@ def build_batch(roots: torch.Tensor, log_probabilities: torch.Tensor, tokens: to
     columns: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
     start = 1
     for d in range(depths):
-        rows, ranks = (torch.tensor(half, device=device) for half in _pairs(level.shape[1], candidates, budget))
+        rows, ranks = _pairs_on(device, level.shape[1], candidates, budget)
         scores = level[:, rows] + log_probabilities[:, d, ranks]
         level, pick = torch.sort(scores, dim=1, descending=True, stable=True)
         level, pick = level[:, :budget], pick[:, :budget]
