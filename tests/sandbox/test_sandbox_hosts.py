@@ -96,7 +96,8 @@ def test_ssh_passes_arguments_exactly(sandbox: Sandbox) -> None:
 
 def test_ansible_reaches_the_hosts_with_the_written_inventory(sandbox: Sandbox, tmp_path: Path) -> None:
     ansible = Path(sys.executable).with_name("ansible")
-    environment = {**os.environ, "ANSIBLE_CONFIG": "/dev/null", "ANSIBLE_HOST_KEY_CHECKING": "true"}
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nhost_key_checking = true\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg")}
     command = [str(ansible), "-i", str(sandbox.inventory), "all", "-m", "ansible.builtin.command", "-a", "hostname"]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
     assert answer.returncode == 0, answer.stdout + answer.stderr
