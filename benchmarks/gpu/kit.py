@@ -5,8 +5,9 @@
 
 Starts one server per arm (together, on one GPU: results do not depend on who else computes, only times do), compares
 greedy tokens at several concurrencies, hammers a tree server with random requests and reads its counters, asks the
-shadow server what trees would have gained, times the arms one after another, and writes OUT/result.json and OUT/tokens.json.
-Exit status 0: every stage passed its own bar (see docs of the result: `passed`).
+shadow server what trees would have gained, times the arms one after another, and writes OUT/result.json and
+OUT/tokens.json.
+Exit status 0: every stage passed its own bar (`passed` in the result).
 """
 
 from __future__ import annotations
