@@ -77,6 +77,7 @@ class Desired(pydantic.BaseModel):
     release: str
     force: bool
     waves: list[int | str]
+    max_unavailable: int
     reason: str
     waivers: dict[str, str]
     disk_reserve_gib: float

@@ -308,6 +308,7 @@ HOST_RULES: dict[str, Rule] = {
 }
 
 HOST_RANGES: dict[str, tuple[float, float]] = {
+    "fleet_max_unavailable": (1, 64),
     "fleet_keep_releases": (1, 1000),
     "fleet_disk_reserve_gib": (0, 100000),
     "fleet_xid_window_h": (0, 24 * 365),

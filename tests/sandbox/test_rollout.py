@@ -65,7 +65,7 @@ class Fleet:
         return run
 
     def ssh(self, command: str, check: bool = True) -> str:
-        done = self.sandbox.ssh(HOST, ["sh", "-c", shlex.quote(command)])
+        done = self.sandbox.ssh(HOST, command, check=False)
         assert done.returncode == 0 or not check, f"{command}: {done.stdout} {done.stderr}"
         return str(done.stdout).strip()
 
