@@ -27,9 +27,8 @@ from .generate import generate, temperatures
 from .network import DraftNetwork, TargetNetwork, rope_tables
 from .shapes import MASK, PAIRS, Pair
 
-DEPTH_DECAY = (
-    7.0  # a block's d-th draft weighs exp(-(d - 1) / 7) in the loss: late drafts count only if early ones hold
-)
+# A block's d-th draft weighs exp(-(d - 1) / 7) in the loss: late drafts count only if the early ones hold.
+DEPTH_DECAY = 7.0
 SMALLEST_CONTEXT = 8  # tokens before the first drafted block
 
 
