@@ -89,7 +89,7 @@ class Supervisor:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def die_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
         return subprocess.Popen(
             self._settings.command,
