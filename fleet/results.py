@@ -51,6 +51,7 @@ STATUS_OF_OUTCOME: dict[str, Status] = {
 
 _FAILED = ("runner_on_failed", "runner_on_async_failed", "runner_item_on_failed")
 _ERROR_MARK = re.compile(r"^(\[ERROR\]:|ERROR!|fatal:|usage:|ansible-playbook: error)")
+_WRAPPING = re.compile(r"^((Task|Action|Module) failed: )+")  # ansible-core puts its layers before the cause
 _NO_HOSTS_MATCH = re.compile(r"no hosts matched|Could not match supplied host pattern|leaves us with no hosts", re.I)
 
 
@@ -273,7 +274,7 @@ def _message(res: Mapping[str, Any]) -> str:
         if isinstance(value, list):
             value = "\n".join(map(str, value))
         if isinstance(value, str) and value.strip():
-            text = value.strip()
+            text = _WRAPPING.sub("", value.strip())
             stderr = str(res.get("module_stderr") or res.get("stderr") or "").strip()
             if key == "msg" and stderr and stderr not in text:  # the message says that it failed, this says why
                 text += f": {stderr.splitlines()[-1] if 'Traceback' in stderr else stderr.splitlines()[0]}"

@@ -30,8 +30,8 @@ class Session:
     options: AnsibleOptions
     as_json: bool = False
     quiet: bool = False  # commands that only look print their answer, not how they got it
-    out: Console = dataclasses.field(default_factory=Console)
-    err: Console = dataclasses.field(default_factory=lambda: Console(stderr=True))
+    out: Console = dataclasses.field(default_factory=lambda: _console(stderr=False))
+    err: Console = dataclasses.field(default_factory=lambda: _console(stderr=True))
 
     def __post_init__(self) -> None:
         self.results = Results(decides=not self.quiet)
@@ -161,6 +161,13 @@ class Session:
         if self.as_json:
             print(dump(self.document(Status.INTERRUPTED)))
         sys.exit(int(Status.INTERRUPTED))
+
+
+def _console(stderr: bool) -> Console:
+    """Where nobody looks at a terminal, lines may be as long as they are: names must not be broken for 80 columns."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 240
+    return Console(stderr=stderr, width=width, highlight=False)
 
 
 def _sandbox_inventory() -> Path | None:

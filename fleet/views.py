@@ -134,6 +134,8 @@ def _state(slot: Mapping[str, Any]) -> tuple[str, str]:
         return "activation under way", "cyan"
     if slot.get("quarantined"):
         return "quarantined", "bold red"
+    if not slot.get("release") and state == "inactive":
+        return ("down", "bold red") if slot.get("down") else ("not deployed", "yellow")
     restarts = int(unit.get("NRestarts") or 0)
     text = state if not restarts else f"{state}, {restarts} restarts"
     return text, {"active": "green", "failed": "bold red", "unknown": "yellow"}.get(state, "yellow")
@@ -141,6 +143,8 @@ def _state(slot: Mapping[str, Any]) -> tuple[str, str]:
 
 def _health(slot: Mapping[str, Any]) -> Text:
     health = slot.get("health") or {}
+    if not health and (slot.get("unit") or {}).get("ActiveState") != "active":
+        return Text("")
     if health.get("status") == 200:
         return Text("ok", style="green")
     return Text(str(health.get("error") or health.get("status") or "no answer"), style="yellow")
