@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,24 +74,35 @@ def distribution() -> Distribution:
 
 def sources(system: Distribution) -> list[str]:
     """This machine's apt sources that belong to the distribution itself, as one-line entries."""
-    listing = run(["apt-get", "indextargets", "Created-By: Packages"])
-    suites = {system.codename, f"{system.codename}-updates", f"{system.codename}-security"}
-    architecture = run(["dpkg", "--print-architecture"]).strip()
-    lines: dict[str, None] = {}
-    for paragraph in listing.split("\n\n"):
-        target = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line)
-        # Before the first `apt-get update` the origin is not known yet; the suite decides alone then.
-        origin = target.get("Origin", system.id).lower()
-        if target.get("Release") not in suites or origin != system.id or target.get("Architecture") != architecture:
-            continue
-        options = _signed_by(target.get("Sourcesentry", ""), target["Repo-URI"])
-        lines[f"deb {options}{target['Repo-URI']} {target['Release']} {target['Component']}"] = None
-    if not any(f" {system.codename} main" in line for line in lines):
+    lines = _own_entries(system, [])
+    if not lines:
+        # apt tells its sources apart only once it has their lists; a fresh machine gets them in a place of their own.
+        with tempfile.TemporaryDirectory(prefix="sandbox-apt-") as lists:
+            Path(lists).chmod(0o755)  # apt fetches as a user of its own
+            option = [f"--option=Dir::State::Lists={lists}"]
+            run(["apt-get", "update", "--quiet", *option], timeout=300)
+            lines = _own_entries(system, option)
+    if not lines:
         raise SandboxError(
             f"apt on this machine has no source for {system.id} {system.codename} main, from which the hosts are made",
             "add it to /etc/apt/sources.list and run `apt-get update`",
         )
-    return list(lines)
+    return lines
+
+
+def _own_entries(system: Distribution, options: list[str]) -> list[str]:
+    suites = {system.codename, f"{system.codename}-updates", f"{system.codename}-security"}
+    architecture = run(["dpkg", "--print-architecture"]).strip()
+    lines: dict[str, None] = {}
+    for paragraph in run(["apt-get", "indextargets", *options, "Created-By: Packages"]).split("\n\n"):
+        target = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line)
+        if target.get("Release") not in suites or target.get("Architecture") != architecture:
+            continue
+        if target.get("Origin", "").lower() != system.id:  # somebody else's packages for the same suite
+            continue
+        signed = _signed_by(target.get("Sourcesentry", ""), target["Repo-URI"])
+        lines[f"deb {signed}{target['Repo-URI']} {target['Release']} {target['Component']}"] = None
+    return list(lines) if any(f" {system.codename} main" in line for line in lines) else []
 
 
 def _signed_by(entry: str, uri: str) -> str:
@@ -185,6 +197,7 @@ def _prune(current: Path) -> None:
 
 
 def _mmdebstrap(system: Distribution, directory: Path, say: Say) -> None:
+    entries = sources(system)
     command = [
         # In namespaces of its own that end with us: whatever ends us leaves no mount and no process behind.
         *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"),
@@ -204,7 +217,7 @@ def _mmdebstrap(system: Distribution, directory: Path, say: Say) -> None:
         )  # fmt: skip
         try:
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write("\n".join(sources(system)) + "\n")
+            process.stdin.write("\n".join(entries) + "\n")
             process.stdin.close()
             for line in process.stdout:
                 output.write(line)

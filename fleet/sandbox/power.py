@@ -205,7 +205,7 @@ def _last_words(names: Names, host: Host) -> str:
 
 def inside(names: Names, host: Host, argv: Sequence[str]) -> str:
     """Run a command on a host past its network, in the namespaces of its PID 1."""
-    return run(["nsenter", f"--target={require_leader(names, host)}", "--all", "--wd=/", "--", *argv])
+    return run(["nsenter", f"--target={require_leader(names, host)}", "--all", "--root", "--wd", "--", *argv])
 
 
 def require_leader(names: Names, host: Host) -> int:
