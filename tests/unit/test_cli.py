@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 import yaml
 
@@ -247,6 +248,36 @@ def test_check_and_diff_reach_ansible_and_differences_are_shown(fleet: Fleet) ->
     assert done.returncode == 0, done.stderr
     assert "-old" in done.stdout and "+new" in done.stdout
     assert json.loads(fleet.run("deploy", "--check", "--json").stdout)["hosts"]["ct200"]["reason"] in ("True", True)
+
+
+@pytest.fixture
+def vaulted(fleet: Fleet) -> Fleet:
+    """A key that only the vault password `open sesame` reveals; the play reports its length."""
+    (fleet.folder / "password").write_text("open sesame\n")
+    vars_file = fleet.folder / "secret.yml"
+    vars_file.write_text("fleet_api_key: twelve-bytes\n")
+    program = Path(sys.executable).parent / "ansible-vault"
+    command = [str(program), "encrypt", "--vault-password-file", str(fleet.folder / "password"), str(vars_file)]
+    subprocess.run(command, check=True, capture_output=True)
+    told = {"ddtree": {"outcome": "deployed", "reason": "length {{ fleet_api_key | length }}"}}
+    fleet.playbook("deploy", say(result=told))
+    return fleet
+
+
+def test_a_vault_password_file_passes_through(vaulted: Fleet) -> None:
+    done = vaulted.run("deploy", "--json", "-e", "@secret.yml", "--vault-password-file", "password")
+    assert json.loads(done.stdout)["hosts"]["ct200"]["reason"] == "length 12", done.stderr
+
+
+def test_a_vault_password_is_asked_for_on_the_terminal_and_kept_nowhere(vaulted: Fleet) -> None:
+    argv = vaulted.argv("deploy", "-i", str(vaulted.inventory), "-e", "@secret.yml", "--ask-vault-pass")
+    terminal = pexpect.spawn(argv[0], argv[1:], env=vaulted.environment, cwd=str(vaulted.folder), timeout=60)
+    terminal.expect("Vault password: ")
+    terminal.sendline("open sesame")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0, terminal.before
+    assert not [path for path in vaulted.kept().rglob("*") if path.is_file() and "open sesame" in path.read_text()]
 
 
 FACTS = {
