@@ -37,8 +37,8 @@ def record() -> list[dict[str, object]]:
         while len(tokens) < MAX_TOKENS:
             tokens += session.step().tokens
         with torch.inference_mode():
-            cache = decoder.target.new_cache(len(ids) + MAX_TOKENS)
-            hidden = decoder.target.forward(Span.chain(ids + tokens[:-1], 0), cache).hidden
+            state = decoder.target.new_state(len(ids) + MAX_TOKENS)
+            hidden = decoder.target.forward(Span.chain(ids + tokens[:-1], 0), state).hidden
             best = decoder.target.logits(hidden[len(ids) - 1 :]).topk(2).values
         gap = float((best[:, 0] - best[:, 1]).min())
         if gap <= GAP:

@@ -10,8 +10,10 @@ from .config import BlockConfig
 class KVCache:
     """Slots 0..length-1 hold the decided tokens. A pass writes behind them; `keep` then decides which of those stay."""
 
-    def __init__(self, config: BlockConfig, capacity: int, device: torch.device | str, dtype: torch.dtype) -> None:
-        shape = (2, config.layers, config.kv_heads, capacity, config.head_dim)
+    def __init__(
+        self, config: BlockConfig, layers: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        shape = (2, layers, config.kv_heads, capacity, config.head_dim)
         self._slots = torch.empty(shape, device=device, dtype=dtype)
         self.length = 0
 

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 
+from .attention import Attention
 from .cache import KVCache
-from .config import DraftConfig, draft_config, read_json
-from .layers import Block, Rope, attend, columns, project, rms_norm
+from .config import DraftConfig, draft_config
+from .layers import MLP, Rope, columns, rms_norm
 from .target import Target
 from .weights import Weights
 
@@ -54,20 +55,22 @@ class Drafter:
         features: torch.Tensor,
         features_norm: torch.Tensor,
         norm: torch.Tensor,
-        blocks: list[Block],
+        layers: list[tuple[Attention, MLP]],
         positions: int,
     ) -> None:
         self.config = config
         self.target = target
-        self.blocks = blocks
+        self.layers = layers
         self.norm = norm
         self.rope = Rope(config.block, positions, norm.device, norm.dtype)
         self.mask_rows = target.embedding[config.mask_token].expand(config.block_size - 1, -1)
         self._features = features  # [F, D]
         self._features_norm = features_norm
         first = config.block.heads * config.block.head_dim
-        self._context_kv = torch.cat([block.qkv[:, first:] for block in blocks], 1)  # [D, layers * 2 KV * HD]
-        self._key_norms = torch.stack([block.qk_norm[config.block.heads :] for block in blocks])
+        self._context_kv = torch.cat(
+            [attention.qkv[:, first:] for attention, _ in layers], 1
+        )  # [D, layers * 2 KV * HD]
+        self._key_norms = torch.stack([attention.qk_norm[config.block.heads :] for attention, _ in layers])
 
     @property
     def depths(self) -> int:
@@ -89,7 +92,6 @@ class Drafter:
             )
         if config.mask_token >= target.config.vocab:
             raise ValueError(f"{folder}: mask token {config.mask_token} lies outside the target's vocabulary")
-        intermediate = int(read_json(folder / "config.json").get("intermediate_size", 0))
         weights = Weights(folder, target.embedding.device, target.embedding.dtype)
         hidden = config.block.hidden
         drafter = cls(
@@ -98,7 +100,10 @@ class Drafter:
             features=columns(weights.take("fc.weight", hidden, len(config.target_layers) * hidden)),
             features_norm=weights.take("hidden_norm.weight", hidden),
             norm=weights.take("norm.weight", hidden),
-            blocks=[Block.take(weights, f"layers.{i}", config.block, intermediate) for i in range(config.block.layers)],
+            layers=[
+                (Attention.take(weights, f"layers.{i}", config.block), MLP.take(weights, f"layers.{i}", config.block))
+                for i in range(config.block.layers)
+            ],
             positions=positions,
         )
         weights.finish()
@@ -121,7 +126,7 @@ class _State:
     def __init__(self, drafter: Drafter, capacity: int) -> None:
         norm, config = drafter.norm, drafter.config
         self._drafter = drafter
-        self._cache = KVCache(config.block, capacity + config.block_size, norm.device, norm.dtype)
+        self._cache = KVCache(config.block, config.block.layers, capacity + config.block_size, norm.device, norm.dtype)
 
     def extend(self, features: torch.Tensor, positions: torch.Tensor) -> None:
         keys, values = self._drafter.context(features, positions)
@@ -133,18 +138,14 @@ class _State:
         """The block has the width the drafter was trained with whatever the tree's budget or depth is, and sees all of
         itself: other widths or masks degrade the draft."""
         drafter = self._drafter
-        config = drafter.config.block
         positions = torch.arange(position, position + drafter.config.block_size, device=drafter.norm.device)
         tables = drafter.rope.at(positions)
         x = torch.cat([drafter.target.embedding[root : root + 1], drafter.mask_rows])
-        for number, block in enumerate(drafter.blocks):
-            queries, keys, values = project(
-                rms_norm(x, block.input_norm, config.eps), block, config, drafter.rope, tables
-            )
-            keys, values = self._cache.write(number, keys, values)
-            x = x + attend(queries, keys, values, None) @ block.output
-            x = x + block.mlp(x, config.eps)
-        x = rms_norm(x[1 : depths + 1], drafter.norm, config.eps)
+        eps = drafter.config.block.eps
+        for number, (attention, mlp) in enumerate(drafter.layers):
+            x = x + attention.run(x, drafter.rope, tables, self._cache, number, None)
+            x = x + mlp.run(x, eps)
+        x = rms_norm(x[1 : depths + 1], drafter.norm, eps)
         return rank(drafter.target.logits(x), topk)
 
 

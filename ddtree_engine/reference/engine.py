@@ -144,7 +144,7 @@ class Session:
         room = len(prompt) + self._limit
         widest = {"tree": decoder.budget + 1, "linear": decoder.block_size, "ar": 1}[decoder.mode]
         with torch.inference_mode():
-            self._cache = target.new_cache(room + widest)
+            self._state = target.new_state(room + widest)
             self._draft: DraftState | None = drafter.start(room) if drafter is not None else None
 
     @torch.inference_mode()
@@ -152,16 +152,16 @@ class Session:
         """One verify pass. Raises RuntimeError once the session is finished or closed."""
         if self._finished:
             raise RuntimeError("the session is finished")
-        decoder, cache = self._decoder, self._cache
+        decoder, state = self._decoder, self._state
         device = decoder.target.embedding.device
         if self._prompt is not None:
             prompt, self._prompt = self._prompt, None
             for at in range(0, len(prompt), PREFILL_CHUNK):
-                chunk = Span.chain(prompt[at : at + PREFILL_CHUNK], cache.length, device)
+                chunk = Span.chain(prompt[at : at + PREFILL_CHUNK], state.length, device)
                 self._commit(chunk, self._forward(chunk).features, list(range(len(chunk))))
         remaining = self._limit - self._emitted
         tree = self._grow(remaining)
-        span = Span.of_tree(tree, cache.length, device)
+        span = Span.of_tree(tree, state.length, device)
         result = self._forward(span)
         logits = decoder.target.logits(result.hidden)
         if self._sampler is None:
@@ -181,8 +181,8 @@ class Session:
         """Frees the session's memory. May be called twice."""
         self._finished = True
         self._draft = None
-        if hasattr(self, "_cache"):
-            del self._cache
+        if hasattr(self, "_state"):
+            del self._state
 
     def _grow(self, remaining: int) -> Tree:
         """A draft tree behind the root, no deeper than can still be emitted: the bonus token takes one place."""
@@ -191,17 +191,17 @@ class Session:
             return chain(self._root, [])
         depths = min(decoder.drafter.depths, remaining - 1)
         topk = decoder.topk if decoder.mode == "tree" else 1
-        drafts = self._draft.propose(self._root, self._cache.length, depths, topk)
+        drafts = self._draft.propose(self._root, self._state.length, depths, topk)
         if decoder.mode == "linear":
             return chain(self._root, [row[0] for row in drafts.tokens])
         return build(self._root, drafts.log_probabilities, drafts.tokens, decoder.budget)
 
     def _forward(self, span: Span) -> Pass:
         drafter = self._decoder.drafter
-        return self._decoder.target.forward(span, self._cache, drafter.target_layers if drafter is not None else ())
+        return self._decoder.target.forward(span, self._state, drafter.target_layers if drafter is not None else ())
 
     def _commit(self, span: Span, features: torch.Tensor | None, nodes: list[int]) -> None:
         """Makes `nodes` of the span decided, for target and drafter alike."""
-        self._cache.keep(nodes)
+        self._state.keep(nodes)
         if self._draft is not None and features is not None:
             self._draft.extend(features[nodes], span.positions[nodes])

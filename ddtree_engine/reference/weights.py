@@ -25,8 +25,9 @@ class Weights:
             except (OSError, SafetensorError) as error:
                 raise ValueError(f"{file}: not a readable safetensors file: {error}") from error
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+    def drop(self, *prefixes: str) -> None:
+        """Forgets tensors that are known to play no part."""
+        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(prefixes)}
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._tensors.pop(name, None)

@@ -85,6 +85,7 @@ def test_a_tied_checkpoint_may_repeat_its_embedding_as_head(pair: Path) -> None:
         ("target", {"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ("target", {"hidden_size": "24"}, "hidden_size should be a whole number"),
         ("target", {"rope_theta": None}, "rope_theta is missing"),
+        ("target", {"intermediate_size": None}, "intermediate_size should be"),
         ("target", {"vocab_size": 62}, r"embed_tokens\.weight has shape \(61, 24\)"),
         ("target", {"num_hidden_layers": 4}, r"no tensor model\.layers\.3\."),
         ("target", {"num_hidden_layers": 2}, "11 tensors are not part of this architecture"),

@@ -9,24 +9,27 @@ import torch
 from engine_toys import demo, demo_prompt, steps, tokens
 
 from ddtree_engine.reference import engine
+from ddtree_engine.reference.attention import Attention
 from ddtree_engine.reference.cache import KVCache
 from ddtree_engine.reference.drafter import Drafter, DraftState, rank
-from ddtree_engine.reference.engine import SamplingParams
+from ddtree_engine.reference.engine import Decoder, SamplingParams
+from ddtree_engine.reference.layers import Rope, Tables
 from ddtree_engine.reference.span import Span
+from ddtree_engine.reference.state import TargetState
 from ddtree_engine.tree import Tree, build
 
 EXACT = 1e-10
 
 
-def prefilled(prompt: list[int]) -> tuple[KVCache, torch.Tensor]:
-    """The target's cache behind `prompt`, and the prompt's features."""
+def prefilled(prompt: list[int]) -> tuple[TargetState, torch.Tensor]:
+    """The target's state behind `prompt`, and the prompt's features."""
     target, drafter = demo("tree").target, demo("tree").drafter
     assert drafter is not None
-    cache = target.new_cache(len(prompt) + 80)
-    features = target.forward(Span.chain(prompt, 0), cache, drafter.target_layers).features
+    state = target.new_state(len(prompt) + 80)
+    features = target.forward(Span.chain(prompt, 0), state, drafter.target_layers).features
     assert features is not None
-    cache.keep(list(range(len(prompt))))
-    return cache, features
+    state.keep(list(range(len(prompt))))
+    return state, features
 
 
 def draft_state(features: torch.Tensor) -> DraftState:
@@ -49,8 +52,8 @@ def grown(prompt: list[int], budget: int = 31) -> Tree:
 @torch.inference_mode()
 def node_logits(prompt: list[int], span: Span) -> torch.Tensor:
     target = demo("tree").target
-    cache, _ = prefilled(prompt[:-1])
-    return target.logits(target.forward(span, cache).hidden)
+    state, _ = prefilled(prompt[:-1])
+    return target.logits(target.forward(span, state).hidden)
 
 
 @torch.inference_mode()
@@ -60,7 +63,7 @@ def test_k13_k14_every_node_s_logits_are_those_of_its_ancestor_path_alone() -> N
     found = node_logits(prompt, Span.of_tree(tree, len(prompt) - 1))
     for node in range(len(tree)):
         context = prompt[:-1] + [tree.tokens[step] for step in tree.path(node)]
-        alone = target.forward(Span.chain(context, 0), target.new_cache(len(context))).hidden[-1:]
+        alone = target.forward(Span.chain(context, 0), target.new_state(len(context))).hidden[-1:]
         assert (found[node] - target.logits(alone)[0]).abs().max() < EXACT
 
 
@@ -87,19 +90,19 @@ def test_k14_the_cache_after_an_accepted_path_is_that_of_plain_decoding() -> Non
     tree = grown(prompt)
     branching = max(range(len(tree)), key=lambda node: (tree.depths[node], node - tree.depths[node]))
     for nodes in ([0], tree.path(branching), tree.path(len(tree) - 1)):
-        cache, _ = prefilled(prompt[:-1])
-        target.forward(Span.of_tree(tree, len(prompt) - 1), cache)
-        cache.keep(nodes)
+        state, _ = prefilled(prompt[:-1])
+        target.forward(Span.of_tree(tree, len(prompt) - 1), state)
+        state.keep(nodes)
         plain, _ = prefilled(prompt[:-1] + [tree.tokens[node] for node in nodes])
-        assert cache.length == plain.length == len(prompt) - 1 + len(nodes)
-        difference = cache._slots[..., : cache.length, :] - plain._slots[..., : plain.length, :]
+        assert state.length == plain.length == len(prompt) - 1 + len(nodes)
+        difference = state.kv._slots[..., : state.length, :] - plain.kv._slots[..., : plain.length, :]
         assert difference.abs().max() < EXACT
     assert tree.path(branching) != list(range(len(tree.path(branching))))
 
 
 @torch.inference_mode()
 def test_keeping_a_path_that_skips_slots_moves_exactly_its_rows() -> None:
-    cache = KVCache(demo("tree").target.config.block, 12, "cpu", torch.float64)
+    cache = KVCache(demo("tree").target.config.block, 6, 12, "cpu", torch.float64)
     rows = torch.arange(8.0, dtype=torch.float64).view(8, 1, 1).expand(8, 2, 64)
     for layer in range(6):
         cache.write(layer, rows[:3], rows[:3])
@@ -142,20 +145,29 @@ def test_k14_the_drafter_reads_the_features_of_the_accepted_path() -> None:
 
 @torch.inference_mode()
 def test_k17_the_drafter_s_block_has_its_own_width_whatever_the_tree_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddtree_engine.reference import drafter as module
-
+    drafter = demo("tree").drafter
+    assert isinstance(drafter, Drafter)
+    own = [attention.norm.data_ptr() for attention, _ in drafter.layers]
     widths: list[tuple[int, bool]] = []
-    attend = module.attend
+    run = Attention.run
 
     def recording(
-        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+        self: Attention,
+        x: torch.Tensor,
+        rope: Rope,
+        tables: Tables,
+        cache: KVCache,
+        layer: int,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        widths.append((len(queries), bias is None))
-        return attend(queries, keys, values, bias)
+        if self.norm.data_ptr() in own:
+            widths.append((len(x), bias is None))
+        return run(self, x, rope, tables, cache, layer, bias)
 
-    monkeypatch.setattr(module, "attend", recording)
+    monkeypatch.setattr(Attention, "run", recording)
     for budget in (1, 7, 15, 63):
-        steps(demo("tree", budget), demo_prompt(0), SamplingParams(max_tokens=9))
+        decoder = Decoder(demo("tree").target, drafter, None, budget=budget, context_length=512)
+        steps(decoder, demo_prompt(0), SamplingParams(max_tokens=9))
     assert set(widths) == {(16, True)}  # 16 tokens, all of which see each other
 
 

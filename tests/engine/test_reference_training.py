@@ -121,7 +121,7 @@ def test_a_short_run_learns_and_its_pair_speculates_losslessly(data: Path, tmp_p
     decoder = Decoder.load(tmp_path / "target", tmp_path / "draft", dtype=torch.float64)
     plain = Decoder.load(tmp_path / "target", None, mode="ar", dtype=torch.float64)
     with torch.inference_mode():
-        hidden = plain.target.forward(Span.chain(held[:-1], 0), plain.target.new_cache(200)).hidden
+        hidden = plain.target.forward(Span.chain(held[:-1], 0), plain.target.new_state(200)).hidden
         loss = torch.nn.functional.cross_entropy(plain.target.logits(hidden), torch.tensor(held[1:]))
     assert loss < np.log(SMOKE.vocabulary) - 0.7  # better than knowing nothing
     params = SamplingParams(max_tokens=32)
@@ -135,7 +135,7 @@ def test_training_and_serving_compute_the_same_target() -> None:
     ids = demo_prompt(1)
     with torch.inference_mode():
         trained, features = target(torch.tensor([ids]), rope_tables(target.pair, len(ids), "cpu"), capture=(1, 2, 3, 4))
-        cache = demo("tree").target.new_cache(len(ids))
+        cache = demo("tree").target.new_state(len(ids))
         served = demo("tree").target.forward(Span.chain(ids, 0), cache, (1, 2, 3, 4))
     # The training modules turn and normalise in single precision.
     assert served.features is not None
@@ -153,7 +153,7 @@ def test_training_and_serving_draft_the_same_tokens() -> None:
         drafted = batch.logits(target, draft).argmax(-1)[0]
         served_features = (
             demo("tree")
-            .target.forward(Span.chain(prompt, 0), demo("tree").target.new_cache(len(prompt)), (1, 2, 3, 4))
+            .target.forward(Span.chain(prompt, 0), demo("tree").target.new_state(len(prompt)), (1, 2, 3, 4))
             .features
         )
         assert served_features is not None
