@@ -39,8 +39,6 @@ class ActionModule(ActionBase):
         report: dict[str, Any] = {
             "violations": [violation.as_dict() for violation in judged.violations],
             "release": plan["release_id"],
-            "reason": plan["reason"],
-            "slots": plan["slots"],
         }
         warnings = [str(item) for item in judged.violations if not item.stops]
         if judged.refused:
@@ -50,6 +48,7 @@ class ActionModule(ActionBase):
             lines = "\n".join(f"  - {item}" for item in stopping)
             message = f"{host} cannot take this deployment, {count} violated; nothing was sent to the host:\n{lines}"
             return {**result, "failed": True, "changed": False, "msg": message, "ddtree": report, "warnings": warnings}
+        report.update(reason=plan["reason"], slots=plan["slots"])
         if plan["noop"]:
             report["outcome"] = "noop"
             emit(host=host, stage="done", message=f"nothing to do: {plan['reason']}")

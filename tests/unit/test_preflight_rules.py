@@ -115,6 +115,15 @@ FAULTS = [
         (host.UUID, "1 GPUs, not this one", "hosts.ct200.fleet_slots[0].gpu"),
     ),
     Fault(
+        "GPU-ABSENT",
+        lambda facts: facts.update(
+            gpus=facts["gpus"][1:],
+            gpus_lost=[{"bus_id": "0000:29:00", "index": None, "uuid": "", "reason": "GPU is lost"}],
+            gpu_faults=[{"t": host.NOW, "bus_id": "0000:29:00", "xid": 79, "text": "NVRM: Xid 79", "fatal": True}],
+        ),
+        (host.UUID, "lost: at 0000:29:00 (GPU is lost)", "kernel log: NVRM: Xid 79"),
+    ),
+    Fault(
         "GPU-LOST",
         lambda facts: facts.update(
             gpus=facts["gpus"][1:],

@@ -77,6 +77,9 @@ def presence(case: Case) -> Iterator[Violation]:
         found = f"{present} GPUs, not this one" + (
             f"; lost: {'; '.join(_lost(item) for item in unnamed)}" if unnamed else ""
         )
+        # a GPU that is gone is in no list any more; the kernel may have said why
+        logged = _recent(case, [item for item in facts.get("gpu_faults") or [] if item.get("fatal")])
+        found += f"; kernel log: {logged[-1].get('text', '')[:160]}" if logged else ""
         explained.update(id(item) for item in unnamed)
         path = f"hosts.{case.desired.get('host', '')}.fleet_slots[{index}].gpu"
         yield case.violation("GPU-ABSENT", slot["gpu"], found, f"GPU {slot['gpu']}", slot, path=path)
@@ -180,17 +183,24 @@ def condition(case: Case) -> Iterator[Violation]:
         yield from _faults(case, first, stray, "a GPU that the log does not name")
 
 
-def _faults(case: Case, slot: Mapping[str, Any], faults: list[Mapping[str, Any]], subject: str) -> Iterator[Violation]:
-    window = float(case.desired.get("xid_window_h", 24.0)) * 3600
+def _window_h(case: Case) -> float:
+    return float(case.desired.get("xid_window_h", 24.0))
+
+
+def _recent(case: Case, faults: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     now = float(case.facts.get("t") or 0)
-    recent = [item for item in faults if now - float(item.get("t", now)) <= window]
+    return [item for item in faults if now - float(item.get("t", now)) <= _window_h(case) * 3600]
+
+
+def _faults(case: Case, slot: Mapping[str, Any], faults: list[Mapping[str, Any]], subject: str) -> Iterator[Violation]:
+    recent = _recent(case, faults)
     fatal = [item for item in recent if item.get("fatal")]
     if fatal:
         newest = fatal[-1]
         what = f"Xid {newest['xid']}" if newest.get("xid") is not None else "no Xid"
         more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
         found = f"{what}, {newest.get('meaning') or 'fatal'}{more}: {newest.get('text', '')[:160]}"
-        yield case.violation("GPU-XID", subject, found, f"none in {window / 3600:g} h", slot)
+        yield case.violation("GPU-XID", subject, found, f"none in {_window_h(case):g} h", slot)
     noted = [item for item in recent if not item.get("fatal") and item.get("meaning") and item.get("xid") == 63]
     if noted:
         yield case.violation("GPU-XID-NOTE", subject, f"Xid 63, {len(noted)} times", "none", slot)

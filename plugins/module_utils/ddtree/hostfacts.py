@@ -87,7 +87,8 @@ def interpreter(path: str) -> dict[str, Any]:
     try:
         facts.update(json.loads(result.out))
     except ValueError:
-        facts["error"] = result.explain()[:300]
+        words = (result.err.strip() or result.out.strip()).splitlines()
+        facts["error"] = words[-1][:300] if words else f"it ended with status {result.code}"
     return facts
 
 
@@ -306,7 +307,7 @@ def model(path: str, blocked: str) -> dict[str, Any]:
     entries = {entry.name: entry for entry in os.scandir(folder)}
     sizes = {}
     for name, entry in entries.items():
-        with contextlib.suppress(OSError):  # a dangling link of a model cache
+        if entry.is_file() or entry.is_dir():  # neither: a dangling link of a model cache
             sizes[name] = entry.stat().st_size if entry.is_file() else 0
     weights = [name for name in sizes if name.endswith((".safetensors", ".bin", ".gguf")) and sizes[name] > 0]
     facts["bytes"], facts["weights"] = sum(sizes.values()), len(weights)
