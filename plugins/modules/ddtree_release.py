@@ -10,8 +10,8 @@ description:
   - A release is one directory with a virtual environment, its bill of materials, its manifest and the hash of every
     file. It is built under a temporary name, proven by an import run as the service user, and only then visible.
   - As a task, C(ddtree_release) without arguments does all of it. An action plugin works out on the control node which
-    release the host is to have, asks for what is lacking, sends only that over the present connection, and has it built.
-    It needs the facts that the role C(preflight) leaves. The options below are what it uses on the host.
+    release the host is to have, asks for what is lacking, sends only that over the present connection, and has it
+    built. It needs the facts that the role C(preflight) leaves. The options below are what it uses on the host.
 options:
   state:
     description:
@@ -113,7 +113,9 @@ def describe(manifest: dict) -> str:
     if not manifest:
         return ""
     head = [f"release {manifest.get('id')}", f"python {manifest.get('python')}"]
-    wheels = [f"{wheel['name']} {wheel['version']} sha256:{wheel['sha256'][:16]}" for wheel in manifest.get("wheels", [])]
+    wheels = [
+        f"{wheel['name']} {wheel['version']} sha256:{wheel['sha256'][:16]}" for wheel in manifest.get("wheels", [])
+    ]
     return "\n".join([*head, *sorted(wheels)]) + "\n"
 
 
