@@ -44,7 +44,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def say(message: str) -> None:
-    print(f"ddtree-launch: {message}", file=sys.stderr, flush=True)
+    """One line in the log. A log that went away is no reason to end the engine."""
+    with contextlib.suppress(OSError):
+        print(f"ddtree-launch: {message}", file=sys.stderr, flush=True)
 
 
 class Supervisor:
