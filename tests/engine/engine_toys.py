@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from ddtree_engine.models import EMBEDDED_PAIR
 from ddtree_engine.models.training.checkpoint import export_draft, export_target
@@ -45,6 +47,93 @@ def write_toy_pair(folder: Path, pair: Pair = TOY, seed: int = 3) -> None:
     ):
         state = {key: value if "norm" in key else value * 20 for key, value in network.state_dict().items()}
         export(folder / name, pair, state)
+
+
+HYBRID_LAYERS = ("linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention")
+
+
+def hybrid_config() -> dict[str, Any]:
+    """A Qwen3.5-style hybrid; every size differs from the others where the architecture lets it."""
+    return {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": TOY.vocabulary,
+        "hidden_size": TOY.hidden,
+        "intermediate_size": 40,
+        "num_hidden_layers": len(HYBRID_LAYERS),
+        "layer_types": list(HYBRID_LAYERS),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 14,
+        "linear_conv_kernel_dim": 4,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": 0,
+    }
+
+
+def write_toy_hybrid(folder: Path, seed: int = 0, prefix: str = "model") -> None:
+    """A random hybrid target and a random drafter for it."""
+    generator = torch.Generator().manual_seed(seed)
+    config = hybrid_config()
+    hidden, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, groups, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    values, width = config["linear_num_value_heads"], config["linear_value_head_dim"] * config["linear_num_value_heads"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + width
+    shapes: dict[str, tuple[int, ...]] = {
+        "lm_head.weight": (vocabulary, hidden),
+        f"{prefix}.embed_tokens.weight": (vocabulary, hidden),
+        f"{prefix}.norm.weight": (hidden,),
+    }
+    for number, kind in enumerate(HYBRID_LAYERS):
+        layer = f"{prefix}.layers.{number}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+            f"{layer}.mlp.up_proj.weight": (inner, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, inner),
+        }
+        if kind == "full_attention":
+            shapes |= {
+                f"{layer}.self_attn.q_proj.weight": (heads * size * 2, hidden),
+                f"{layer}.self_attn.k_proj.weight": (groups * size, hidden),
+                f"{layer}.self_attn.v_proj.weight": (groups * size, hidden),
+                f"{layer}.self_attn.o_proj.weight": (hidden, heads * size),
+                f"{layer}.self_attn.q_norm.weight": (size,),
+                f"{layer}.self_attn.k_norm.weight": (size,),
+            }
+        else:
+            shapes |= {
+                f"{layer}.linear_attn.in_proj_qkv.weight": (channels, hidden),
+                f"{layer}.linear_attn.in_proj_z.weight": (width, hidden),
+                f"{layer}.linear_attn.in_proj_b.weight": (values, hidden),
+                f"{layer}.linear_attn.in_proj_a.weight": (values, hidden),
+                f"{layer}.linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+                f"{layer}.linear_attn.A_log": (values,),
+                f"{layer}.linear_attn.dt_bias": (values,),
+                f"{layer}.linear_attn.norm.weight": (config["linear_value_head_dim"],),
+                f"{layer}.linear_attn.out_proj.weight": (hidden, width),
+            }
+    # Heads fade at very different rates; matrices are large enough that the whole context matters.
+    tensors = {
+        name: torch.randn(shape, generator=generator) * (0.5 if len(shape) < 2 else 2.0 * shape[-1] ** -0.5)
+        for name, shape in shapes.items()
+    }
+    target = folder / "target"
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, target / "model.safetensors")
+    (target / "config.json").write_text(json.dumps(config))
+    drafter = dataclasses.replace(TOY, layers=len(HYBRID_LAYERS), target_layers=(0, 1, 3))
+    torch.manual_seed(seed)
+    export_draft(folder / "draft", drafter, DraftNetwork(drafter).state_dict())
 
 
 def edit_config(folder: Path, **values: Any) -> None:
