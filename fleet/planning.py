@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import content, slotconfig, stack, stack_release
+from fleet import content, host_setup, slotconfig, stack, stack_release
 from fleet.engine_wheel import EngineError
 from fleet.stack import StackError
 
@@ -42,6 +43,7 @@ def judge(
         for slot in desired["slots"]
     ]
     todo = [f"slot {slot['name']}: {slot['why']}" for slot in slots if slot["action"] != "none"]
+    todo += host_differences(desired, facts)
     if release_id not in {item["id"] for item in facts.get("releases") or []}:
         todo.append(f"release {release_id or 'of this stack'} is not on the host")
     plan = {
@@ -52,6 +54,19 @@ def judge(
         "slots": slots,
     }
     return Judgement(violations, plan)
+
+
+def host_differences(desired: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What the toolkit keeps on a host beside releases, where it is not as this version wants it."""
+    found = []
+    present = facts.get("agent_version") or ""
+    if present != host_setup.agent_version():
+        found.append("the agent on the host is of another version" if present else "the host has no agent yet")
+    digests = facts.get("agent_units") or {}
+    for name, text in host_setup.units(desired).items():
+        if digests.get(name) != hashlib.sha256(text.encode()).hexdigest():
+            found.append(f"{name} is {'not as it should be' if name in digests else 'missing'}")
+    return found
 
 
 def wanted_release(desired: Mapping[str, Any], python_version: str) -> str | None:

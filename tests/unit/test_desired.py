@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import yaml
 
-from fleet import desired, varspec
+from fleet import content, desired, varspec
 from fleet.desired import InvalidInventory
 
 FIRST = "GPU-11111111-2222-3333-4444-555555555555"
@@ -98,7 +99,8 @@ def test_a_rich_inventory_keeps_what_it_says() -> None:
 
 def test_every_variable_of_the_specification_is_resolved() -> None:
     fields = {f"fleet_{name}" for name in desired.Desired.model_fields} - {"fleet_host", "fleet_api_key_set"}
-    assert fields | {"fleet_api_key"} == set(desired.options())
+    # the key must not lie among the facts; which hosts are meant is no state of a host
+    assert fields | {"fleet_api_key", "fleet_hosts"} == set(desired.options())
     slot = desired.options()["fleet_slots"].options
     assert set(desired.Slot.model_fields) == set(slot)
     assert set(desired.Gate.model_fields) == set(desired.options()["fleet_gate"].options)
@@ -351,3 +353,15 @@ def test_an_sglang_probe_must_be_given_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(desired.stack, "load", lambda name: chosen)
     (problem,) = problems({"fleet_engine": "sglang", "fleet_gate": {"probe_timeout_s": 1}})
     assert problem.path == "hosts.ct200.fleet_gate.probe_timeout_s"
+
+
+def test_the_example_inventory_is_right() -> None:
+    folder = content.root() / "inventory" / "example"
+    group = yaml.safe_load((folder / "group_vars" / "gpu_hosts.yml").read_text())
+    hosts = {
+        name: {**group, **yaml.safe_load((folder / "host_vars" / f"{name}.yml").read_text())}
+        for name in ("ct129", "ct200")
+    }
+    found, wrong = desired.check_fleet(hosts)
+    assert wrong == []
+    assert [slot.name for slot in found["ct200"].slots] == ["gpu1", "gpu2"]

@@ -37,6 +37,7 @@
   access          {PATH: why the service user may not use it}
   releases        [{id, stack, engine, engine_version, python, created_t}]
   agent_version   "" where there is no agent
+  agent_units     {NAME: sha256}            the toolkit's own units, as they are on the host
   slots           {NAME: {release, config_digest, activation, since, good, open, refused, down, quarantined, last,
                   link, unit: {...systemd properties...}, unit_exists, active, activating, port, bind, gpu,
                   health: {status, error} | None, altered: [...]}}
@@ -49,6 +50,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import time
@@ -57,12 +59,13 @@ from typing import Any
 
 from . import files, hostfacts, journal, kernellog, netports, nvidia, slotfacts
 from .access import denied, user_ids
-from .paths import Paths
+from .paths import RECOVER_UNIT, Paths
 
 SCHEMA = 1
 SANDBOX_MARK = Path("/etc/sandbox-host")
 SANDBOX_KERNEL_LOG = Path("/run/sandbox-kernel.log")
 JOURNAL_TAIL = 10
+ACTIVATE_TEMPLATE = "ddtree-activate@.service"
 
 
 @dataclasses.dataclass
@@ -112,6 +115,7 @@ def observe(request: Request) -> dict[str, Any]:
             "access": blocked,
             "releases": releases(request.paths),
             "agent_version": agent_version(request.paths),
+            "agent_units": agent_units(request.paths),
             "lock": lock(request.paths),
             "journal_tail": journal.Journal(request.paths.journal).entries()[-JOURNAL_TAIL:],
         }
@@ -184,6 +188,15 @@ def agent_version(paths: Paths) -> str:
         return (paths.agent / "current").readlink().name
     except OSError:
         return ""
+
+
+def agent_units(paths: Paths) -> dict[str, str]:
+    """Digest of each of the toolkit's own units that is there."""
+    found = {}
+    for name in (ACTIVATE_TEMPLATE, RECOVER_UNIT):
+        with contextlib.suppress(OSError):
+            found[name] = hashlib.sha256((paths.units / name).read_bytes()).hexdigest()
+    return found
 
 
 def lock(paths: Paths) -> dict[str, Any] | None:
