@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ..tree import Tree, build, chain
 from ..verify import truncate, walk, walk_greedy
+from .config import draft_config
 from .drafter import BlockDrafter, Drafter, DraftState
 from .sampling import Sampler, SamplingParams
 from .span import Span
@@ -81,10 +82,13 @@ class Decoder:
         if not file.is_file():
             raise ValueError(f"{target}: holds no tokenizer.json")
         with torch.inference_mode():
-            # A block may reach past the context's end, by at most its own size; drafters have 16 in general.
-            positions = context_length + 256
-            model = Target.load(target, positions, device, dtype)
-            drafter = Drafter.load(draft, model, positions) if draft is not None and mode != "ar" else None
+            if draft is None or mode == "ar":
+                model, drafter = Target.load(target, context_length, device, dtype), None
+            else:
+                # A block may reach past the context's end, by at most its own size.
+                positions = context_length + draft_config(draft).block_size
+                model = Target.load(target, positions, device, dtype)
+                drafter = Drafter.load(draft, model, positions)
         return cls(
             model,
             drafter,

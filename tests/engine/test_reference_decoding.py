@@ -183,6 +183,23 @@ def test_generation_ends_where_the_context_does(toy: Target) -> None:
     assert run[-1].finish == "length"
 
 
+@pytest.mark.parametrize("mode", ["ar", "linear", "tree"])
+def test_a_context_can_be_filled_to_its_last_token(mode: str) -> None:
+    """The last blocks reach past the context's end."""
+    prompt = demo_prompt(0)
+    decoder = demo(mode, context=len(prompt) + 30)
+    run = steps(decoder, prompt, SamplingParams(max_tokens=99))
+    assert tokens(run) == tokens(steps(demo("ar"), prompt, SamplingParams(max_tokens=30)))
+    assert run[-1].finish == "length"
+
+
+@pytest.mark.parametrize("mode", ["linear", "tree"])
+def test_half_precision_decodes(mode: str) -> None:
+    """No promise of identity here: rounding decides close calls."""
+    run = steps(demo(mode, dtype=torch.bfloat16), demo_prompt(0), SamplingParams(max_tokens=12))
+    assert len(tokens(run)) == 12
+
+
 def test_k23_nodes_are_the_drafts_really_verified(toy: Target, toy_sequence: list[int]) -> None:
     """Neither the root nor padding, nor drafts deeper than what is left to emit."""
     run = steps(scripted(toy, toy_sequence, "tree", 15), PROMPT, SamplingParams(max_tokens=48))
