@@ -358,3 +358,20 @@ def test_every_check_is_wired_in() -> None:
         } - {checks_gpu.describe, checks_gpu.who}
         assert defined == set(module.CHECKS)
         assert set(module.CHECKS) <= set(preflight.CHECKS)
+
+
+def test_a_stack_without_cuda_minds_neither_architecture_nor_toolkit() -> None:
+    def change(facts: Facts) -> None:
+        facts["gpus"][0]["compute_cap"] = "7.5"
+        facts["toolkits"] = []
+
+    assert evaluate(Fault("", change, stack={"cuda": None})) == []
+
+
+def test_a_broken_driver_is_nothing_to_slots_without_a_gpu() -> None:
+    change = updating(gpu_state="hang", gpu_detail="nvidia-smi does not answer", gpus=[])
+    assert evaluate(Fault("", change, stack={"cuda": None}, desired={"slots": [host.slot(gpu="none")]})) == []
+
+
+def test_a_gpu_that_does_not_tell_its_architecture_is_not_judged_by_it() -> None:
+    assert evaluate(Fault("", gpu(compute_cap=""))) == []
