@@ -12,6 +12,7 @@ from typing import Any
 
 from ddtree import release, store
 from ddtree.paths import Paths
+
 from fleet import wheelfile
 from fleet.stack import LockedWheel
 

@@ -49,13 +49,14 @@ def bom(venv: Path) -> dict[str, Any]:
     ]
     return {
         "schema": SCHEMA,
-        "python": _python(venv),
+        "python": interpreter(venv),
         "distributions": sorted(distributions, key=lambda item: (item["name"], item["version"])),
         "native": [item for folder in folders for item in _native(venv, folder)],
     }
 
 
-def _python(venv: Path) -> dict[str, str]:
+def interpreter(venv: Path) -> dict[str, str]:
+    """Version and home of the interpreter that the environment was made from, as pyvenv.cfg says."""
     values = {}
     try:
         for line in (venv / "pyvenv.cfg").read_text(errors="replace").splitlines():

@@ -214,8 +214,7 @@ class _Builder:
 
     def _check_python(self) -> None:
         wanted = str(self.request.manifest["python"])
-        config = (self.venv / "pyvenv.cfg").read_text()
-        real = next((line.partition("=")[2].strip() for line in config.splitlines() if "version" in line), "")
+        real = materials.interpreter(self.venv)["version"]
         if real != wanted:
             raise BuildError(
                 "install",
