@@ -152,12 +152,8 @@ def test_the_imports_run_as_the_service_user(host: wheel_kit.Host, uv_wheel: tup
         made = wheel_kit.make_wheel(open_host.wheels, "engine", files={"engine/__init__.py": check})
         open_host.send(made)
         request = open_host.request("cpu-a", made, user="nobody", python=python)
-        version = subprocess.run(
-            [python, "-c", "import platform; print(platform.python_version())"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        ask = [python, "-c", "import platform; print(platform.python_version())"]
+        version = subprocess.run(ask, capture_output=True, text=True, check=True)
         request.manifest["python"] = version.stdout.strip()
         assert release.build(open_host.paths, request).built
     finally:

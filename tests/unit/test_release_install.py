@@ -85,7 +85,7 @@ def test_an_agent_that_arrives_altered_is_refused(paths: Paths) -> None:
 
 def test_an_agent_that_does_not_run_is_not_made_current(paths: Paths) -> None:
     content = {**host_setup.agent_files(), "agent.py": "raise RuntimeError('too old')\n"}
-    with pytest.raises(InstallError, match="does not run with this host's /usr/bin/python3.*too old"):
+    with pytest.raises(InstallError, match=r"does not run with this host's /usr/bin/python3.*too old"):
         install.apply(paths, spec(agent=content, agent_version=install.agent_version(content)))
     assert list(paths.agent.iterdir()) == []
 
@@ -137,5 +137,5 @@ def test_something_in_the_way_is_named(paths: Paths) -> None:
     ],
 )
 def test_names_that_could_reach_elsewhere_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InstallError, match="not a"):
+    with pytest.raises(InstallError, match="^not "):
         spec(**change)

@@ -40,8 +40,8 @@ def read(path: Path) -> Library:
         try:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(data)
-        except struct.error as error:
-            raise ValueError(f"truncated: {error}") from error
+        except (struct.error, OverflowError) as error:  # an offset beyond the file, or beyond any file
+            raise ValueError(f"truncated or damaged: {error}") from error
 
 
 def _parse(data: mmap.mmap) -> Library:

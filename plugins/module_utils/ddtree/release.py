@@ -84,7 +84,8 @@ def present(paths: Paths, release_id: str) -> bool:
 def build(paths: Paths, request: Request) -> Report:
     """Make the release of `request` exist and be intact. Raises BuildError; then nothing of it is visible.
 
-    A release that is there already is looked at (its activation reads it in full), and built again from its blobs if it is damaged.
+    A release that is there already is looked at (its activation reads it in full), and built again from its blobs if
+    it is damaged.
     """
     final = paths.release(request.id)
     paths.releases.mkdir(parents=True, exist_ok=True)
