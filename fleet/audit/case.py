@@ -130,15 +130,14 @@ class Case:
         rule: Rule = rules.RULES[rule_id]
         shown = tuple(evidence)
         values = {"name": subject, "found": "", "needed": "", **words}
-        fix = rule.fix.format_map(values) if "{" in rule.fix else rule.fix
         return Finding(
             rule.id,
             rule.severity,
             rule.title,
             subject,
             shown,
-            fix,
-            rule.explanation,
+            rule.fix.format_map(values),
+            rule.explanation.format_map(values),
             count if count is not None else max(1, len(shown)),
         )
 

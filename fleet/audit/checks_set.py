@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from . import knowledge
-from .case import Case, Finding, site_path, version
+from .case import Case, Finding, site_path
 
 # What an installer leaves in an environment of its own accord; never imported by an engine.
 _INSTALLERS = frozenset({"pip", "uv"})
@@ -31,23 +31,21 @@ def tags(case: Case) -> Iterator[Finding]:
     if not case.python:
         return
     machine = case.target.machine or str(case.stack.get("arch") or "") or _host(case, "machine")
-    glibc = case.target.glibc or str(case.stack.get("min_glibc") or "") or _host(case, "glibc")
     for item in case.distributions:
         said: set[Tag] = set()
         for line in item.get("tags") or ():
             said |= set(parse_tag(str(line))) if str(line).count("-") == 2 else set()
-        if said and not any(_fits(tag, case.python, machine, glibc) for tag in said):
+        if said and not any(_fits(tag, case.python, machine) for tag in said):
             wanted = f"cp{case.python.replace('.', '')}" + (f", {machine}" if machine else "")
             listed = ", ".join(sorted(str(tag) for tag in said)[:4])
-            needed = f"{wanted}, glibc {glibc} or older" if glibc else wanted
-            yield case.finding("SET-TAGS", item["name"], [f"{item['version']} was made for {listed}"], needed=needed)
+            yield case.finding("SET-TAGS", item["name"], [f"{item['version']} was made for {listed}"], needed=wanted)
 
 
 def _host(case: Case, key: str) -> str:
     return str((case.survey.get("host") or {}).get(key) or "")
 
 
-def _fits(tag: Tag, python_minor: str, machine: str, glibc: str) -> bool:
+def _fits(tag: Tag, python_minor: str, machine: str) -> bool:
     digits = python_minor.replace(".", "")
     minor = int(python_minor.split(".")[1])
     interpreter = tag.interpreter
@@ -63,28 +61,14 @@ def _fits(tag: Tag, python_minor: str, machine: str, glibc: str) -> bool:
         )
     else:
         fits = False
-    return fits and _platform_fits(tag.platform, machine, glibc)
+    return fits and _platform_fits(tag.platform, machine)
 
 
-_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
-
-
-def _platform_fits(platform: str, machine: str, glibc: str) -> bool:
+def _platform_fits(platform: str, machine: str) -> bool:
+    """The C library is left to HOST-GLIBC, which knows what is really needed of it."""
     if platform == "any":
         return True
-    name, _, rest = platform.partition("_")
-    if machine and not platform.endswith(f"_{machine}"):
-        return False
-    if name in _LEGACY:
-        needed: tuple[int, ...] = _LEGACY[name]
-    elif name == "manylinux":
-        parts = rest.split("_")
-        if len(parts) < 3 or not (parts[0].isdigit() and parts[1].isdigit()):
-            return False
-        needed = (int(parts[0]), int(parts[1]))
-    else:
-        return name == "linux"
-    return not glibc or needed <= version(glibc)
+    return platform.startswith(("manylinux", "linux_")) and (not machine or platform.endswith(f"_{machine}"))
 
 
 def metadata(case: Case) -> Iterator[Finding]:

@@ -1,0 +1,116 @@
+#!/usr/bin/python
+"""Read what the Python environments of a host hold, for the audit."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ddtree_survey
+short_description: Read what the Python environments of a host hold
+description:
+  - Reads every distribution, file and shared library of an environment, without importing anything from it.
+  - Without I(venv), those of the releases that slots point to are read; if there are none, that of the newest release.
+  - Files that have not changed since the last time are not read again.
+  - Changes nothing but its own cache below I(state_dir), which check mode leaves alone too.
+options:
+  venv:
+    description: Folder of an environment, whoever made it. Empty for those of the slots' releases.
+    type: path
+    default: ""
+  root:
+    description: Directory of releases and slots (C(fleet_root)).
+    type: path
+    default: /opt/ddtree
+  state_dir:
+    description: Directory of the host's state (C(fleet_state)).
+    type: path
+    default: /var/lib/ddtree
+  jobs:
+    description: Files that are hashed at the same time.
+    type: int
+    default: 2
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+author:
+  - ddtree-fleet maintainers
+"""
+
+EXAMPLES = r"""
+- name: Read the environments that serve
+  ddtree_survey:
+
+- name: Read an environment that somebody made by hand
+  ddtree_survey:
+    venv: /opt/sglang/venv
+"""
+
+RETURN = r"""
+ddtree_surveys:
+  description: One entry for each environment, with its name, the manifest of its release (if it is one) and its survey.
+  type: list
+  elements: dict
+  returned: always
+  sample:
+    - {"name": "/opt/sglang/venv", "manifest": {}, "survey": {"schema": 1, "distributions": []}}
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ddtree import bom
+from ansible.module_utils.ddtree.survey import survey
+
+
+def environments(venv: str, root: Path) -> list[tuple[str, Path, Path]]:
+    """(name, environment, folder of the release) of what is to be read."""
+    if venv:
+        return [(venv, Path(venv), Path(venv).parent)]
+    serving = {link.resolve() for link in sorted(root.glob("slots/*/current")) if link.is_symlink()}
+    releases = sorted(path for path in serving if (path / "venv").is_dir())
+    if not releases:
+        kept = [path for path in root.glob("releases/*") if (path / "venv").is_dir()]
+        releases = sorted(kept, key=lambda path: path.stat().st_mtime)[-1:]
+    return [(path.name, path / "venv", path) for path in releases]
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "venv": {"type": "path", "default": ""},
+            "root": {"type": "path", "default": "/opt/ddtree"},
+            "state_dir": {"type": "path", "default": "/var/lib/ddtree"},
+            "jobs": {"type": "int", "default": 2},
+        },
+        supports_check_mode=True,
+    )
+    values = module.params
+    chosen = environments(values["venv"] or "", Path(values["root"]))
+    if not chosen:
+        module.fail_json(msg=f"{values['root']} holds no release: name an environment with venv (fleet: --venv)")
+    found = []
+    for name, venv, folder in chosen:
+        key = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
+        cache = None if module.check_mode else Path(values["state_dir"]) / "audit" / f"{key}.json"
+        try:
+            facts = survey(venv, cache, values["jobs"])
+        except (bom.NotAVenv, OSError) as error:
+            module.fail_json(msg=f"{venv} cannot be read: {error}")
+        found.append({"name": name, "manifest": manifest(folder) if not values["venv"] else {}, "survey": facts})
+    module.exit_json(changed=False, ddtree_surveys=found)
+
+
+if __name__ == "__main__":
+    main()
