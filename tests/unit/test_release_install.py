@@ -137,5 +137,5 @@ def test_something_in_the_way_is_named(paths: Paths) -> None:
     ],
 )
 def test_names_that_could_reach_elsewhere_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InstallError, match="^not "):
+    with pytest.raises(InstallError, match=r"^not "):
         spec(**change)
