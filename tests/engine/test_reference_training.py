@@ -167,7 +167,19 @@ def test_training_and_serving_draft_the_same_tokens() -> None:
             assert [row[0] for row in served] == drafted[block].tolist()
 
 
-def test_generation_for_training_is_greedy_decoding_without_special_tokens() -> None:
+def test_generation_for_training_leaves_special_tokens_out() -> None:
+    """An untrained target: each of the 512 tokens is about as likely as any other."""
+    torch.manual_seed(0)
+    prompts = torch.full((64, 1), 9)
+    generator = torch.Generator().manual_seed(0)
+    out = generate(TargetNetwork(SMOKE), prompts, 40, torch.ones(64), generator)
+    found = set(out.flatten().tolist())
+    assert len(found) > 400
+    assert not found & {1, 2, 3}
+    assert 0 in found  # the end of a document does occur in the corpus
+
+
+def test_generation_for_training_is_greedy_decoding() -> None:
     target, _ = packaged(torch.float32)
     prompt = demo_prompt(0)
     out = generate(

@@ -212,6 +212,9 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits[2] = logits[4] = 0.0
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
     assert {sampler(logits, at) for at in range(200)} == {2, 4}
+    for uniform, token in ((0.0, 2), (1.0 - 2.0**-53, 4)):
+        sampler._uniforms[:] = [uniform]
+        assert sampler(logits, 0) == token
 
 
 @pytest.mark.parametrize(
