@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import zipfile
 from collections.abc import Callable
@@ -31,6 +32,11 @@ def test_the_same_content_gives_the_same_bytes_whatever_its_order() -> None:
     one = wheelfile.compose("demo", "1.0", files)
     assert wheelfile.compose("demo", "1.0", reversed(files)) == one
     assert wheelfile.compose("demo", "1.0", [*files[:2], ("bin.sh", b"#!", False)]) != one
+    with zipfile.ZipFile(io.BytesIO(one[1])) as archive:
+        # time is no part of it, and nor is a compressor, whose next version may write other bytes
+        members = archive.infolist()
+    assert {info.date_time for info in members} == {(1980, 1, 1, 0, 0, 0)}
+    assert {info.compress_type for info in members} == {zipfile.ZIP_STORED}
 
 
 def rename(new: str) -> Callable[[Path], Path]:
