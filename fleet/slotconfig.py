@@ -125,6 +125,7 @@ def _env(desired: Mapping[str, Any], slot: Mapping[str, Any], release: str) -> s
         "DDTREE_SERVED_MODEL": slot["served_model"],
         "DDTREE_ARGV": json.dumps(argv(desired, slot)),
         "DDTREE_NO_PROGRESS_S": str(HANG_S),
+        "DDTREE_LOAD_NO_PROGRESS_S": f"{max(HANG_S, desired['gate']['no_progress_s']):g}",
         "CUDA_VISIBLE_DEVICES": "" if slot["gpu"] == "none" else slot["gpu"],
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(slot["threads"]),

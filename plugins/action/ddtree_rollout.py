@@ -156,8 +156,11 @@ class ActionModule(ActionBase):
             for entry in answer["entries"]:
                 self._take_in(running[entry["id"]], entry)
             for identity in answer.get("silent", []):
-                if running[identity].get("quiet", 0) > 5:
-                    cause = "the host did not carry out the activation"
+                if running[identity].get("quiet", 0) > 2:
+                    cause = (
+                        "the host left the activation open and nothing carries it out; look at "
+                        f"`journalctl -u ddtree-activate@{running[identity]['slot']} -u ddtree-recover` there"
+                    )
                     running[identity].update(end="silent", outcome="failed_not_rolled_back", cause=cause)
                 running[identity]["quiet"] = running[identity].get("quiet", 0) + 1
         for item in items:

@@ -89,6 +89,10 @@ open:
   description: Followed activations that have not ended yet.
   type: list
   returned: state is followed
+silent:
+  description: Of these, those that nothing on the host carries out at the moment.
+  type: list
+  returned: state is followed
 """
 
 import time
@@ -96,7 +100,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ddtree import transaction, units
 from ansible.module_utils.ddtree.journal import OUTCOMES, Journal, SlotState, fold
-from ansible.module_utils.ddtree.paths import Paths, activation_unit
+from ansible.module_utils.ddtree.paths import RECOVER_UNIT, Paths, activation_unit
 
 
 def current_text(paths: Paths, slot: str) -> dict[str, str]:
@@ -192,8 +196,8 @@ def follow(module: AnsibleModule, paths: Paths) -> None:
     for activation in sorted(ids - ended):
         found = list(paths.state.glob(f"slots/*/activations/{activation}.json"))
         slot = found[0].parent.parent.name if found else ""
-        running = slot and units.show(activation_unit(slot)).active in ("activating", "active")
-        if not running and not any(entry.get("id") == activation for entry in journal.entries()):
+        carriers = [activation_unit(slot), RECOVER_UNIT] if slot else [RECOVER_UNIT]
+        if not any(units.show(unit).active in ("activating", "active", "reloading") for unit in carriers):
             silent.append(activation)
     module.exit_json(changed=False, entries=entries, offset=offset, open=sorted(ids - ended), silent=silent)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ STAGES = ("alive", "port", "health", "model", "answers", "speculation", "soak")
 POLL_S = 0.1
 # A unit that uses less than this share of one core is idle, not loading.
 BUSY_SHARE = 0.2
+# Lines that our own questions cause are no sign of progress.
+_ACCESS_LOG = re.compile(r'"(GET|POST|HEAD) /\S* HTTP/')
 
 T = TypeVar("T")
 
@@ -116,7 +119,6 @@ class Gate:
         self._stages: dict[str, float] = {}
         self._answers: dict[str, str] = {}
         self._acceptance: float | None = None
-        self._seen: list[str] = []
         self._began = 0.0
 
     def run(self) -> Verdict:
@@ -146,8 +148,8 @@ class Gate:
                 return self._died(state, dead)
             pid = pid or state.main_pid
             for line in self.host.new_log():
-                self._seen.append(line.text)
-                progress_at = now
+                if not _ACCESS_LOG.search(line.text):
+                    progress_at = now
                 signature = signatures.fatal(line.text)
                 if signature:
                     return self._verdict(signature.verdict, signature.cause, root=line.text, signature=signature)
@@ -164,7 +166,8 @@ class Gate:
             if passed and state.active == "active":
                 return self._verdict("pass", "")
             if state.status_text != status_text:
-                status_text, progress_at = state.status_text, now
+                # told on, but no progress: a supervisor that counts seconds would keep a dead start alive
+                status_text = state.status_text
                 self.report(self._stage, status_text)
             if now - cpu_at >= 1.0:
                 used = self.host.cpu_seconds(state)

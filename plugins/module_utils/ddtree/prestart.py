@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import units
 from .paths import Paths, slot_unit
-from .process import run
+from .process import Result, run
 
 # After a stop the driver may need a moment to give memory back; a start into a full GPU would fail on it.
 FREE_WAIT_S = 20.0
@@ -26,21 +26,29 @@ def prepare(paths: Paths, slot: str) -> int:
     _make_cache(paths.cache / environment.get("DDTREE_RELEASE", "none"), slot)
     if not uuid:
         return 0
-    found = run("nvidia-smi", "--query-gpu=uuid,index,pci.bus_id", "--format=csv,noheader", check=False, timeout=30)
+    found = _smi("--query-gpu=uuid,index,pci.bus_id")
     if found.code == 127:
-        print(f"slot {slot} wants GPU {uuid}, but nvidia-smi is not installed on this host")
-        return 1
+        return _refuse(f"slot {slot} wants GPU {uuid}, but nvidia-smi is not installed on this host")
     rows = [[field.strip() for field in line.split(",")] for line in found.out.splitlines()]
     row = next((row for row in rows if row[0] == uuid and len(row) == 3), None)
     if row is None:
-        print(f"GPU {uuid} of slot {slot} is lost: nvidia-smi does not list it ({found.explain()})")
-        return 1
+        return _refuse(f"GPU {uuid} of slot {slot} is lost: nvidia-smi does not list it ({found.explain()})")
     holders = _wait_free(uuid, slot)
     if holders:
-        print(f"GPU {uuid} of slot {slot} is held by another process: {', '.join(holders)}")
-        return 1
+        return _refuse(f"GPU {uuid} of slot {slot} is held by another process: {', '.join(holders)}")
     _open_device(slot, row[2])
     return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"ddtree-prestart: error: {reason}", flush=True)
+    return 1
+
+
+def _smi(query: str) -> Result:
+    """nvidia-smi without the slot's own environment, which would make it one more user of the GPU."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    return run("nvidia-smi", query, "--format=csv,noheader", check=False, timeout=30, env=environment)
 
 
 def _make_cache(directory: Path, slot: str) -> None:
@@ -69,8 +77,7 @@ def _wait_free(uuid: str, slot: str) -> list[str]:
     end = time.monotonic() + FREE_WAIT_S
     while True:
         holders = []
-        query = "--query-compute-apps=gpu_uuid,pid,process_name"
-        for line in run("nvidia-smi", query, "--format=csv,noheader", check=False, timeout=30).out.splitlines():
+        for line in _smi("--query-compute-apps=gpu_uuid,pid,process_name").out.splitlines():
             fields = [field.strip() for field in line.split(",")]
             if len(fields) == 3 and fields[0] == uuid and int(fields[1]) not in units.cgroup_pids(_cgroup(slot)):
                 holders.append(f"pid {fields[1]} ({fields[2]})")

@@ -112,12 +112,21 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "gpu-lost",
-        r"fallen off the bus|GPU is lost|Unable to determine the device handle|no CUDA-capable device is detected",
+        r"fallen off the bus|GPU is lost|Unable to determine the device handle|no CUDA-capable device is detected"
+        r"|is lost: nvidia-smi",
         "the GPU does not answer any more",
         "take the slot out of service, look at `dmesg` for Xid lines and reboot the host; the release is not to blame",
         "H13, github.com/NVIDIA/NVSentinel/issues/155",
         verdict="host_fault",
         fatal=True,
+    ),
+    Signature(
+        "gpu-held",
+        r"GPU \S+ of slot \S+ is held by another process",
+        "another process uses the slot's GPU",
+        "`fleet status` names it; stop it, or give the slot another GPU",
+        "H14, github.com/vllm-project/vllm/issues/55510",
+        verdict="host_fault",
     ),
     Signature(
         "gpu-xid",
@@ -236,8 +245,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "github.com/vllm-project/vllm/issues/17386",
     ),
     Signature(
-        "no-token-progress",
-        r"no token progress for [\d.]+ s",
+        "engine-hang",
+        r"hangs: (requests ran|the engine has not answered)",
         "the engine hung: requests were running and no token came",
         "look at the stack dump and the GPU's Xid lines; a hang on every start is the release's fault",
         "github.com/vllm-project/vllm/issues/39863",

@@ -160,6 +160,24 @@ class Transaction:
         self._tidy()
         release.prune(self.paths, int(record.get("keep_releases", 3)), protected(self.paths))
 
+    # -- cut off ------------------------------------------------------------------------------------------------
+
+    def resume(self, record: Record) -> bool:
+        """This activation was cut off while it was open: nobody knows how far its engine got, so it is taken back."""
+        events = set(self.state().open_events)
+        if record["kind"] == "verify" and "taking_back" not in events:
+            return self.activate(record)
+        if not events & {"flipping", "taking_back"}:
+            self._note("abandoned", record, cause="the activation was cut off before anything was touched")
+            return False
+        self.take_back(record, "the activation was cut off before its gate had decided")
+        return False
+
+    def supersede(self, old: dict[str, Any], new: Record) -> None:
+        """A newer request replaces one that was cut off; the last known good stays what it was."""
+        known = {key: old.get(key) for key in ("id", "slot", "release", "config_digest", "kind", "run")}
+        self.journal.append("abandoned", **known, cause=f"cut off, and replaced by activation {new['id']}")
+
     # -- back ---------------------------------------------------------------------------------------------------
 
     def take_back(self, record: Record, cause: str) -> bool:
@@ -394,6 +412,11 @@ def run_pending(paths: Paths, slot: str) -> int:
         transaction = Transaction(paths, slot)
         record = load(paths, slot, str(pending["id"]))
         try:
+            open_before = transaction.state().open
+            if open_before and open_before.get("id") == record["id"]:
+                return 0 if transaction.resume(record) else 1
+            if open_before:
+                transaction.supersede(open_before, record)
             return 0 if transaction.activate(record) else 1
         except Refused as refusal:
             print(f"refused: {refusal}")

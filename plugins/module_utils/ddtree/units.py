@@ -128,8 +128,9 @@ def start(unit: str, wait: bool = False) -> None:
 
 
 def stop(unit: str) -> None:
-    """Stop and wait; systemd's own stop timeout bounds it."""
-    run("systemctl", "stop", "--", unit, timeout=None)
+    """Stop and wait; systemd's own stop timeout bounds it. A unit that does not exist is stopped already."""
+    if show(unit).exists:
+        run("systemctl", "stop", "--", unit, timeout=None)
 
 
 def reset_failed(unit: str) -> None:
@@ -224,7 +225,11 @@ def _log_line(raw: str) -> LogLine | None:
 
 
 def log(unit: str, since: float | None = None, lines: int | None = None) -> list[LogLine]:
-    """What the unit and its processes printed, and what systemd said of it, oldest first."""
+    """What the unit and its processes printed, and what systemd said of it, oldest first.
+
+    journald is asked to take in what it was sent so far: a process's last words are still under way when it dies.
+    """
+    run("journalctl", "--sync", check=False, timeout=10)
     argv = ["journalctl", "--no-pager", "-q", "-o", "json", "-u", unit]
     if since is not None:
         argv.append(f"--since=@{since:.6f}")
