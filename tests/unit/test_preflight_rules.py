@@ -186,8 +186,8 @@ FAULTS = [
     Fault("MODEL-HIDDEN", says=("/var/lib",), desired={"slots": [host.slot(draft="/var/lib/ddtree/draft")]}),
     Fault(
         "CACHE-UNWRITABLE",
-        setting("access", to={"/var/cache/ddtree/rel-1": "Permission denied"}),
-        ("chown -R ddtree: /var/cache/ddtree/rel-1",),
+        setting("access", to={"/var/cache/ddtree/rel-1": "/var/cache may not be entered"}),
+        ("/var/cache may not be entered", "down to /var/cache/ddtree/rel-1"),
     ),
     Fault("SLOT-UNIT-FOREIGN", serving(last=None), ("ddtree-gpu1.service",)),
     Fault("SLOT-ALTERED", serving(altered=["/etc/systemd/system/ddtree-gpu1.service (changed)"]), ("(changed)",)),
@@ -375,3 +375,7 @@ def test_a_broken_driver_is_nothing_to_slots_without_a_gpu() -> None:
 
 def test_a_gpu_that_does_not_tell_its_architecture_is_not_judged_by_it() -> None:
     assert evaluate(Fault("", gpu(compute_cap=""))) == []
+
+
+def test_a_cache_of_another_owner_is_no_fault_because_starting_puts_it_right() -> None:
+    assert evaluate(Fault("", setting("access", to={"/var/cache/ddtree/rel-1": "Permission denied"}))) == []

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 NOBODY = 65534
+BLOCKED = "may not be entered"
 
 
 def user_ids(name: str) -> tuple[int, int, list[int]] | None:
@@ -65,7 +66,7 @@ def _denied_here(wanted: list[tuple[str, int]]) -> dict[str, str]:
             continue
         blocked = next((str(parent) for parent in reversed(Path(path).parents) if not os.access(parent, os.X_OK)), None)
         if blocked:
-            found[path] = f"{blocked} may not be entered"
+            found[path] = f"{blocked} {BLOCKED}"
         else:
             found[path] = os.strerror(errno.EACCES if os.path.lexists(path) else errno.ENOENT)
     return found

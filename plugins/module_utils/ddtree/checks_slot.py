@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from .access import BLOCKED
 from .case import Case, Check, Violation
 from .checks_gpu import describe, who
 from .paths import slot_unit
@@ -109,8 +110,8 @@ def _model(case: Case, slot: Mapping[str, Any], path: str, user: str, where: str
 def caches(case: Case) -> Iterator[Violation]:
     cache, user = str(case.desired.get("cache", "")), str(case.desired.get("user", ""))
     for path, why in (case.facts.get("access") or {}).items():
-        if cache and path.startswith(f"{cache}/"):
-            yield case.violation("CACHE-UNWRITABLE", path, why, f"writable by {user}", path=path, user=user)
+        if cache and path.startswith(f"{cache}/") and why.endswith(BLOCKED):
+            yield case.violation("CACHE-UNWRITABLE", path, why, f"open to {user}", path=path, user=user)
 
 
 def history(case: Case) -> Iterator[Violation]:

@@ -515,9 +515,9 @@ _ALL = (
         "CACHE-UNWRITABLE",
         ERROR,
         "model",
-        "the service user may not write to its cache",
-        "Compilers would fail at the first start, or wait for a lock that never comes.",
-        "chown -R {user}: {path}",
+        "the service user cannot reach its cache",
+        "Compilers would fail at the first start. (Who owns a cache is put right at each start of a slot.)",
+        "let user {user} enter the directory that is closed to it: chmod a+x, down to {path}",
         source="HF cache not writable for the service user",
     ),
     # -- slots --------------------------------------------------------------------------------------------------
