@@ -103,8 +103,9 @@ class Case:
     def cuda(self) -> int | None:
         """The one CUDA major: the stack's, else that which torch was built for. None where neither says."""
         for value in (self.stack.get("cuda"), self.torch.get("cuda")):
-            if value:
-                return int(str(value).partition(".")[0])
+            match = re.match(r"(\d{1,3})(?:\.|\Z)", str(value or ""))
+            if match:
+                return int(match.group(1))
         return None
 
     def owner(self, path: str) -> str:

@@ -83,7 +83,8 @@ def damaged(case: Case) -> Iterator[Finding]:
     found: dict[str, list[str]] = defaultdict(list)
     for item in case.survey.get("problems") or ():
         if item["kind"] == "damaged":
-            found[case.owner(item["path"])].append(f"{site_path(item['path'])}: {item['detail']}")
+            owner = item["distribution"] or case.owner(item["path"])
+            found[owner].append(f"{site_path(item['path'])}: {item['detail']}")
     for name, lines in sorted(found.items()):
         yield case.finding("LIB-DAMAGED", name, _few(lines), count=len(lines))
 

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from packaging.markers import UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -34,7 +33,10 @@ def tags(case: Case) -> Iterator[Finding]:
     for item in case.distributions:
         said: set[Tag] = set()
         for line in item.get("tags") or ():
-            said |= set(parse_tag(str(line))) if str(line).count("-") == 2 else set()
+            try:
+                said |= set(parse_tag(str(line)))
+            except ValueError:
+                continue
         if said and not any(_fits(tag, case.python, machine) for tag in said):
             wanted = f"cp{case.python.replace('.', '')}" + (f", {machine}" if machine else "")
             listed = ", ".join(sorted(str(tag) for tag in said)[:4])
@@ -149,7 +151,7 @@ def _requirement(line: str, environment: Mapping[str, str]) -> Requirement | Non
         need = Requirement(str(line))
         if need.marker is not None and not need.marker.evaluate(dict(environment)):
             return None
-    except (InvalidRequirement, UndefinedEnvironmentName, InvalidVersion, RecursionError):
+    except (ValueError, RecursionError):  # each of packaging's errors is a ValueError
         return None
     return need
 
@@ -208,9 +210,9 @@ def one_cuda(case: Case) -> Iterator[Finding]:
         if (number := knowledge.distribution_cuda(item["name"], item["version"], item.get("local") or "")) is not None
     }
     local = str(case.torch.get("version") or "").partition("+")[2]
-    said = case.torch.get("cuda")
-    if said and "torch" in case.by_name:
-        builds["torch"] = int(said.partition(".")[0])
+    said = str(case.torch.get("cuda") or "").partition(".")[0]
+    if said.isdecimal() and "torch" in case.by_name:
+        builds["torch"] = int(said)
     if major is None and builds:
         major = Counter(builds.values()).most_common(1)[0][0]
     others = {name: number for name, number in builds.items() if number != major}

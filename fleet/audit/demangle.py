@@ -84,6 +84,8 @@ class _Parser:
         parameters = []
         while self.at < len(self.text) and self.peek() not in (".", "E"):
             parameters.append(self.type())
+        if self.at < len(self.text) and self.peek() != ".":
+            raise _Beyond
         shown = "" if parameters == ["void"] else ", ".join(parameters)
         return f"{returns}{name}({shown}){constness}"
 

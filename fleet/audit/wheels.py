@@ -14,7 +14,6 @@ import posixpath
 import tempfile
 import time
 import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from ddtree import distinfo, linkage, native, survey  # noqa: E402
 _CHUNK = 1 << 20
 _MOST_LIBRARY = 8 << 30
 _MOST_MEMBERS = 500_000
-_ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclasses.dataclass
@@ -84,7 +82,7 @@ def _wheel(path: Path, verify: bool) -> _Found:
     try:
         with zipfile.ZipFile(path) as archive:
             _read(path, archive, found, verify)
-    except _ARCHIVE_ERRORS as error:
+    except Exception as error:  # crafted archives make decoders raise whatever they like, IndexError included
         name = distinfo.normal(path.name.partition("-")[0])
         detail = f"cannot be read as a wheel: {error or type(error).__name__}"
         found.problems.append(survey.problem("metadata", path.name, name, detail))
@@ -92,7 +90,8 @@ def _wheel(path: Path, verify: bool) -> _Found:
 
 
 def _read(path: Path, archive: zipfile.ZipFile, found: _Found, verify: bool) -> None:
-    members = {info.filename: info for info in archive.infolist()[:_MOST_MEMBERS] if not info.is_dir()}
+    entries = archive.infolist()[:_MOST_MEMBERS]
+    members = {info.filename: info for info in entries if info.filename and not info.filename.endswith("/")}
     folders = sorted({name.split("/", 1)[0] for name in members if name.split("/", 1)[0].endswith(".dist-info")})
     name = distinfo.normal(path.name.partition("-")[0])
     for member in members:
@@ -157,7 +156,7 @@ def _compare(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], fold
             try:
                 with archive.open(info) as stream:
                     _copy(stream, digest.update, info.file_size)
-            except _ARCHIVE_ERRORS as error:
+            except Exception as error:  # see _wheel
                 found.problems.append(survey.problem("edited", path, name, f"cannot be read: {error}"))
                 continue
             if distinfo.record_hash(algorithm, digest.digest()) != row.hash:
@@ -184,10 +183,11 @@ def _library(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, found: 
                 return  # a linker script
             image = native.Image(file)
             found.libraries.append(linkage.Library.of(path, info.file_size, image.facts(), image.symbols()))
-    except _ARCHIVE_ERRORS as error:
+    except Exception as error:  # see _wheel
         found.problems.append(survey.problem("damaged", path, name, str(error) or type(error).__name__))
         return
-    if row and distinfo.record_hash(digest.name, digest.digest()) != row.hash:
+    same_size = row is not None and row.size in (-1, info.file_size)
+    if row and same_size and distinfo.record_hash(digest.name, digest.digest()) != row.hash:
         found.problems.append(survey.problem("edited", path, name, "does not have the hash that RECORD says"))
 
 

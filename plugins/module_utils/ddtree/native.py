@@ -51,12 +51,12 @@ class Native:
     archs: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Only what there is, so that a thousand of them stay small."""
-        return {
-            name: value if not isinstance(value, tuple) else list(value)
-            for name, value in dataclasses.asdict(self).items()
-            if value
-        }
+        """Only what there is, so that a thousand of them stay small; lists, as JSON has no tuples."""
+        found: dict[str, Any] = {"needs": {library: list(names) for library, names in self.needs.items()}}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            found.setdefault(field.name, list(value) if isinstance(value, tuple) else value)
+        return {name: value for name, value in found.items() if value}
 
 
 @dataclasses.dataclass(frozen=True)
