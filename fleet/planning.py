@@ -101,8 +101,10 @@ def _reason(state: Mapping[str, Any], release_id: str | None, digest: str, force
         return "its configuration has changed"
     if state.get("link") != release_id:
         return f"its link points at {state.get('link') or 'nothing'}"
-    if state.get("altered"):
-        return f"changed by hand: {', '.join(state['altered'])}"
+    # an activation writes its files again; a drop-in would still be there afterwards, and restart the slot every time
+    altered = [item for item in state.get("altered") or [] if not item.endswith("(drop-in)")]
+    if altered:
+        return f"changed by hand: {', '.join(altered)}"
     unit = state.get("unit") or {}
     if not state.get("active"):
         return f"its unit is {unit.get('ActiveState') or 'missing'}"

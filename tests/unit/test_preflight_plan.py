@@ -90,6 +90,15 @@ def test_only_the_slot_that_differs_is_activated_and_the_plan_says_why(change: C
     assert why in plan["slots"][1]["why"] and "slot gpu2" in plan["reason"]
 
 
+def test_a_drop_in_restarts_nothing_because_it_would_do_so_at_every_deployment() -> None:
+    state = wanted()
+    facts = deployed(state)
+    facts["slots"]["gpu1"]["altered"] = ["/etc/systemd/system/ddtree-gpu1.service.d/o.conf (drop-in)"]
+    judged = planning.judge(state, facts)
+    assert judged.plan["noop"]
+    assert [item.rule for item in judged.violations] == ["SLOT-ALTERED"]
+
+
 def test_a_changed_setting_of_a_slot_moves_that_slot_only() -> None:
     before = wanted()
     after = wanted()

@@ -535,8 +535,8 @@ _ALL = (
         WARNING,
         "slot",
         "files of the slot were changed by hand",
-        "The next activation replaces them; what was changed there has to go into the inventory to last.",
-        "move the change into the inventory (env, extra_args), or ignore this",
+        "The next deployment puts files back as they were; a drop-in stays in force until somebody removes it.",
+        "move the change into the inventory (env, extra_args), and remove drop-ins",
         source="H9",
     ),
     Rule(
