@@ -46,12 +46,12 @@ TAIL = {
     + "    step = _right_step(self)\n"
     + "    return type(step)([token ^ 1 for token in step.tokens], step.nodes, step.finish)\n\n\n"
     + "Session.step = _wrong_step\n",
-    # Serves the start-up's own completion and a few more, then stands still with a request running.
-    "hang-after-readiness": "\n\n_right_start, _count = Decoder.start, [0]\n\n\n"
+    # Serves rightly for some seconds, so that it becomes ready, then stands still with a request running.
+    "hang-after-readiness": "\n\n_right_start, _first = Decoder.start, []\n\n\n"
     + "def _hanging_start(self, *args, **kwargs):\n"
-    + "    _count[0] += 1\n"
-    + "    if _count[0] > 4:\n"
-    + "        import time\n\n"
+    + "    import time\n\n"
+    + "    _first.append(time.monotonic())\n"
+    + "    if _first[-1] - _first[0] > 8:\n"
     + "        time.sleep(100000)\n"
     + "    return _right_start(self, *args, **kwargs)\n\n\n"
     + "Decoder.start = _hanging_start\n",
