@@ -97,7 +97,8 @@ def _model(case: Case, slot: Mapping[str, Any], path: str, user: str, where: str
     blocked = {
         name: why
         for name, why in (case.facts.get("access") or {}).items()
-        if name == path or name.startswith(f"{path}/")
+        # its own files; one model inside another's directory is judged by itself
+        if name == path or (str(PurePosixPath(name).parent) == path and name not in case.facts["models"])
     }
     if blocked:
         name, why = next(iter(blocked.items()))
