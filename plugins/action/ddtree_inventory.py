@@ -16,6 +16,11 @@ from fleet import desired, variables
 from fleet.progress_stream import emit
 from fleet.varspec import Problem
 
+WAVES_TOO_LATE = (
+    "not used: Ansible fixes the waves before it reads the variables of hosts. "
+    "Give them with the command, as in -e '{\"fleet_waves\": [1, \"100%\"]}'"
+)
+
 
 class ActionModule(ActionBase):
     """Argument: `slots_required` (default true): a host without any slot is an error."""
@@ -39,7 +44,10 @@ class ActionModule(ActionBase):
         )
         if problems:
             return {**result, **refusal(problems, len(hosts))}
-        return {**result, "changed": False, "hosts": sorted(found)}
+        extra = set(variables.extra_names(self._loader))
+        late = [host for host in sorted(found) if "fleet_waves" in hosts[host] and "fleet_waves" not in extra]
+        warnings = [f"hosts.{late[0]}.fleet_waves: {WAVES_TOO_LATE}"] if late else []
+        return {**result, "changed": False, "hosts": sorted(found), "warnings": warnings}
 
     def _hosts(self, task_vars: dict[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Every host of the play as --limit leaves it, those of later waves too."""

@@ -155,3 +155,12 @@ def test_a_secret_is_not_repeated_by_the_check(tmp_path: Path) -> None:
     assert run.status == 2
     assert "fleet_api_key" in run.text
     assert "hunter2" not in run.text
+
+
+def test_waves_in_the_inventory_are_told_to_be_without_effect(tmp_path: Path) -> None:
+    told = play(tmp_path, extra="    fleet_waves: [1]\n").text
+    assert "fleet_waves: not used" in " ".join(told.split())
+
+
+def test_waves_on_the_command_line_are_not(tmp_path: Path) -> None:
+    assert "not used" not in play(tmp_path, "-e", '{"fleet_waves": [1]}').text
