@@ -181,6 +181,27 @@ def test_a_broken_release_is_taken_back_and_its_cause_named(fleet: Fleet, good: 
         assert verdict["death_to_verdict_s"] <= 1.0
     last = fleet.journal()[-1]
     assert last["event"] == "taken_back" and last["to_release"] == good and last["gate"]["kind"] == "pass"
+    keep_times(kind, fleet.journal(), verdict, last)
+
+
+def keep_times(kind: str, journal: list[dict[str, Any]], verdict: dict[str, Any], last: dict[str, Any]) -> None:
+    """With DDTREE_FAULT_TIMES=FILE, append how long each fault took to be known and to be undone (seconds)."""
+    path = os.environ.get("DDTREE_FAULT_TIMES")
+    if not path:
+        return
+    mine = [entry for entry in journal if entry.get("id") == verdict["id"]]
+    started = next(entry["t"] for entry in mine if entry["event"] == "restarted")
+    death = verdict.get("death_to_verdict_s")
+    row = {
+        "fault": kind,
+        "from": "start" if death is None else "death",
+        "to_verdict_s": round(verdict["t"] - started, 3) if death is None else death,
+        "start_to_verdict_s": round(verdict["t"] - started, 3),
+        "verdict_to_healthy_again_s": round(last["t"] - verdict["t"], 3),
+        "cause": verdict["cause"],
+    }
+    with Path(path).open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def test_a_release_that_failed_is_refused_the_next_time(fleet: Fleet, good: str) -> None:
