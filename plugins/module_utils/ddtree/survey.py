@@ -14,8 +14,9 @@ import os
 import platform
 import re
 import stat
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from .distinfo import Row
 from .files import write_atomic
 
 SCHEMA = 1
+# size, mtime, ctime and inode: a file whose stamp is the same has not been written to
+Stamp = list[int]
 _LIBRARY = re.compile(r"\.so(\.\d+)*\Z")
 # Made after the installation by interpreter and installers; nobody vouches for them.
 _UNRECORDED = re.compile(
@@ -41,53 +44,147 @@ def survey(venv: Path, cache: Path | None = None, jobs: int = 2) -> dict[str, An
     if not folders:
         raise bom.NotAVenv(f"{venv} holds no lib/python3.*/site-packages: it is no virtual environment")
     known = _load(cache, venv)
-    seen = _Seen(known.get("files", {}))
-    distributions: list[dict[str, Any]] = []
-    problems: list[dict[str, str]] = []
-    owners: dict[str, list[tuple[str, str]]] = {}
-    expected: dict[str, list[Row]] = {}
-    present: dict[str, os.stat_result] = {}
+    present: dict[str, Stamp] = {}
     for folder in folders:
-        site = _relative(folder, venv)
+        present.update(_walk(folder, venv))
+    reading = _Reading(venv, folders, present, known, jobs)
+    if known and reading.unchanged():
+        result = known["result"]
+    else:
+        result = reading.result()
+        _store(cache, venv, reading.files, result)
+    return {
+        **result,
+        "root": str(venv),
+        "host": host(result["wanted"]),
+        "files": len(present),
+        "read_files": reading.hashed,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+class _Reading:
+    """One pass over an environment, with what the last one left to spare work."""
+
+    def __init__(
+        self, venv: Path, folders: list[Path], present: dict[str, Stamp], known: dict[str, Any], jobs: int
+    ) -> None:
+        self.venv, self.folders, self.present, self.jobs = venv, folders, present, jobs
+        self.before: dict[str, list[Any] | None] = known.get("files", {})
+        self.last: dict[str, Any] = known.get("result", {})
+        # every file that counts: its stamp, and its hash where it was read; None for one that is not there
+        self.files: dict[str, list[Any] | None] = {path: [*stamp, ""] for path, stamp in present.items()}
+        self.hashed = 0
+        self.problems: list[dict[str, str]] = []
+        self.owners: dict[str, list[tuple[str, str]]] = {}
+        self.expected: dict[str, list[Row]] = {}
+
+    def unchanged(self) -> bool:
+        """Every file is as it was, those outside site-packages included, and there is no new one."""
+        if not self.present.keys() <= self.before.keys():
+            return False
+        for path, entry in self.before.items():
+            stamp = self.present.get(path)
+            if stamp is None:
+                stamp = _stamp(self.venv / path)
+            if stamp != (entry[:4] if entry else None):
+                return False
+        return True
+
+    def result(self) -> dict[str, Any]:
+        distributions = [facts for folder in self.folders for facts in self._distributions(folder)]
+        self._verify()
+        self._unowned({item["folder"] for item in distributions})
+        compiled = self._libraries()
+        self.files["pyvenv.cfg"] = _entry(_stamp(self.venv / "pyvenv.cfg"))
+        return {
+            "schema": SCHEMA,
+            "python": _python(self.venv, self.folders[0]),
+            "torch": _torch(self.folders),
+            "distributions": sorted(distributions, key=lambda item: (item["name"], item["version"])),
+            "shared": shared(self.owners),
+            **compiled,
+            "problems": sorted(self.problems, key=lambda item: (item["kind"], item["path"])),
+        }
+
+    def _distributions(self, folder: Path) -> Iterator[dict[str, Any]]:
+        site = os.path.relpath(folder, self.venv)
         for info in sorted(folder.iterdir()):
             if not info.name.endswith((".dist-info", ".egg-info")):
                 continue
             facts, rows = _distribution(info)
-            distributions.append(facts)
             if facts["problem"]:
-                problems.append(problem("metadata", _relative(info, venv), facts["name"], facts["problem"]))
+                self.problems.append(problem("metadata", f"{site}/{info.name}", facts["name"], facts["problem"]))
             for row in rows:
                 path = _inside(site, row.path)
                 if not path:
-                    problems.append(problem("escapes", row.path[:300], facts["name"], "lies outside the environment"))
+                    detail = "lies outside the environment"
+                    self.problems.append(problem("escapes", row.path[:300], facts["name"], detail))
                 elif row.hash:
-                    expected.setdefault(path, []).append(row)
-                    owners.setdefault(path, []).append((facts["name"], row.hash))
-        present.update(_walk(folder, venv))
-    problems += _verify(venv, expected, present, owners, seen, jobs)
-    problems += _unowned(present, expected, {item["folder"] for item in distributions}, folders, venv)
-    libraries = {path: status for path, status in present.items() if _LIBRARY.search(path)}
-    stamps = {path: _stamp(status) for path, status in libraries.items()}
-    reusable = known.get("libraries") == stamps and "native" in known
-    compiled = known["native"] if reusable else _native(venv, libraries)
-    for item in (*compiled["libraries"], *compiled["problems"]):
-        item["distribution"] = owners.get(item["path"], [("", "")])[0][0]
-    result = {
-        "schema": SCHEMA,
-        "root": str(venv),
-        "python": _python(venv, folders[0]),
-        "torch": _torch(folders),
-        "distributions": sorted(distributions, key=lambda item: (item["name"], item["version"])),
-        "shared": shared(owners),
-        **{key: value for key, value in compiled.items() if key != "problems"},
-        "problems": sorted([*problems, *compiled["problems"]], key=lambda item: (item["kind"], item["path"])),
-        "host": host(compiled["wanted"]),
-    }
-    seen.drop_absent(present)
-    _store(cache, venv, {"files": seen.stamps, "libraries": stamps, "native": compiled}, known)
-    result["read_files"], result["files"] = seen.hashed, len(present)
-    result["seconds"] = round(time.monotonic() - started, 3)
-    return result
+                    self.expected.setdefault(path, []).append(row)
+                    self.owners.setdefault(path, []).append((facts["name"], row.hash))
+            yield facts
+
+    def _verify(self) -> None:
+        """Compare every recorded file with its hash. Of a file that two distributions claim, one is right."""
+        todo: list[tuple[str, str, Stamp]] = []
+        for path, rows in self.expected.items():
+            stamp = self.present.get(path) or _stamp(self.venv / path)  # scripts lie outside site-packages
+            self.files[path] = _entry(stamp)
+            if stamp is None:
+                self._tell("missing", path, "is in RECORD, but not there")
+            elif not any(row.size in (-1, stamp[0]) for row in rows):
+                self._tell("edited", path, f"has {stamp[0]} bytes, RECORD says {rows[0].size}")
+            else:
+                entry = self.before.get(path)
+                if entry and entry[4] and entry[:4] == stamp:
+                    self._judge(path, stamp, str(entry[4]))
+                else:
+                    todo.append((path, rows[0].hash.partition("=")[0], stamp))
+        for path, stamp, digest in _hashed(self.venv, todo, self.jobs):
+            self.hashed += 1
+            if digest:
+                self._judge(path, stamp, digest)
+            else:
+                self._tell("unreadable", path, "cannot be read")
+
+    def _judge(self, path: str, stamp: Stamp, digest: str) -> None:
+        self.files[path] = [*stamp, digest]
+        if digest not in {row.hash for row in self.expected[path]}:
+            self._tell("edited", path, "does not have the hash that RECORD says")
+
+    def _tell(self, kind: str, path: str, detail: str) -> None:
+        self.problems.append(problem(kind, path, self.owners[path][0][0], detail))
+
+    def _unowned(self, infos: set[str]) -> None:
+        """Files that no distribution brought, told once for each top-level name: copied by hand, or left behind."""
+        if any(info.endswith(".egg-info") for info in infos):
+            return  # such a distribution does not list its files
+        found: dict[str, int] = {}
+        for folder in self.folders:
+            prefix = f"{os.path.relpath(folder, self.venv)}/"
+            for path in self.present.keys() - self.expected.keys():
+                inside = path.removeprefix(prefix)
+                top = inside.partition("/")[0]
+                if path.startswith(prefix) and top not in infos and not _UNRECORDED.match(inside):
+                    found[prefix + top] = found.get(prefix + top, 0) + 1
+        for path, count in found.items():
+            self.problems.append(problem("unowned", path, "", f"({count} files) was brought by no distribution"))
+
+    def _libraries(self) -> dict[str, Any]:
+        """Facts of the libraries; those of the last time, if none of them has changed."""
+        stamps = {path: stamp for path, stamp in self.present.items() if is_library(path)}
+        before = {path: entry[:4] for path, entry in self.before.items() if entry and is_library(path)}
+        if self.last and stamps == before:
+            compiled = {key: self.last[key] for key in ("libraries", "unresolved", "unversioned", "wanted")}
+            damaged = [item for item in self.last["problems"] if item["kind"] == "damaged"]
+        else:
+            compiled = _native(self.venv, stamps)
+            damaged = compiled.pop("problems")
+        for item in (*compiled["libraries"], *damaged):
+            item["distribution"] = self.owners.get(item["path"], [("", "")])[0][0]
+        self.problems += damaged
+        return compiled
 
 
 def shared(owners: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any]]:
@@ -168,31 +265,19 @@ def _torch(folders: Iterable[Path]) -> dict[str, str]:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-class _Seen:
-    """Hashes of files by their stamps, from the last survey and this one."""
-
-    def __init__(self, before: dict[str, list[Any]]) -> None:
-        self.stamps = dict(before)
-        self.hashed = 0
-
-    def known(self, path: str, stamp: list[int]) -> str:
-        entry = self.stamps.get(path)
-        return str(entry[4]) if entry and entry[:4] == stamp else ""
-
-    def note(self, path: str, stamp: list[int], digest: str) -> None:
-        self.stamps[path] = [*stamp, digest]
-        self.hashed += 1
-
-    def drop_absent(self, present: dict[str, os.stat_result]) -> None:
-        self.stamps = {path: entry for path, entry in self.stamps.items() if path in present}
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        return _numbers(path.stat())
+    except OSError:
+        return None
 
 
-def _stamp(status: os.stat_result) -> list[int]:
+def _numbers(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _relative(path: Path, venv: Path) -> str:
-    return os.path.relpath(path, venv)
+def _entry(stamp: Stamp | None) -> list[Any] | None:
+    return None if stamp is None else [*stamp, ""]
 
 
 def _inside(site: str, path: str) -> str:
@@ -203,9 +288,9 @@ def _inside(site: str, path: str) -> str:
     return "" if path.startswith(("/", "../")) or path == ".." else path
 
 
-def _walk(folder: Path, venv: Path) -> dict[str, os.stat_result]:
+def _walk(folder: Path, venv: Path) -> dict[str, Stamp]:
     """Every file below `folder`, by path from the environment. Links to folders are not followed."""
-    found: dict[str, os.stat_result] = {}
+    found: dict[str, Stamp] = {}
     todo = [str(folder)]
     prefix = len(os.path.normpath(venv)) + 1
     while todo:
@@ -219,76 +304,32 @@ def _walk(folder: Path, venv: Path) -> dict[str, os.stat_result]:
                     if entry.name != "__pycache__":
                         todo.append(entry.path)
                 elif not entry.is_dir():
-                    found[os.path.normpath(entry.path)[prefix:]] = entry.stat()
-            except OSError:
+                    found[os.path.normpath(entry.path)[prefix:]] = _numbers(entry.stat())
+            except OSError:  # a link to nowhere is there all the same
                 with contextlib.suppress(OSError):
-                    found[os.path.normpath(entry.path)[prefix:]] = entry.stat(follow_symlinks=False)
+                    found[os.path.normpath(entry.path)[prefix:]] = _numbers(entry.stat(follow_symlinks=False))
     return found
 
 
-def _verify(
-    venv: Path,
-    expected: dict[str, list[Row]],
-    present: dict[str, os.stat_result],
-    owners: dict[str, list[tuple[str, str]]],
-    seen: _Seen,
-    jobs: int,
-) -> list[dict[str, str]]:
-    """Compare every recorded file with its hash. Of a file that two distributions claim, one is right."""
-    problems: list[dict[str, str]] = []
-    todo: list[tuple[str, list[Row], list[int]]] = []
-    for path, rows in expected.items():
-        status = present.get(path)
-        if status is None:  # scripts lie outside site-packages
-            try:
-                status = (venv / path).stat()
-            except OSError:
-                problems.append(problem("missing", path, owners[path][0][0], "is in RECORD, but not there"))
-                continue
-            present[path] = status
-        stamp = _stamp(status)
-        if not any(row.size in (-1, status.st_size) for row in rows):
-            detail = f"has {status.st_size} bytes, RECORD says {rows[0].size}"
-            problems.append(problem("edited", path, owners[path][0][0], detail))
-            continue
-        digest = seen.known(path, stamp)
-        if digest:
-            if digest not in {row.hash for row in rows}:
-                problems.append(problem("edited", path, owners[path][0][0], "does not have the hash that RECORD says"))
-        else:
-            todo.append((path, rows, stamp))
-    for path, rows, stamp, digest in _hashed(venv, todo, jobs):
-        if not digest:
-            problems.append(problem("unreadable", path, owners[path][0][0], "cannot be read"))
-            continue
-        seen.note(path, stamp, digest)
-        if digest not in {row.hash for row in rows}:
-            problems.append(problem("edited", path, owners[path][0][0], "does not have the hash that RECORD says"))
-    return problems
-
-
-def _hashed(
-    venv: Path, todo: list[tuple[str, list[Row], list[int]]], jobs: int
-) -> Iterable[tuple[str, list[Row], list[int], str]]:
+def _hashed(venv: Path, todo: list[tuple[str, str, Stamp]], jobs: int) -> Iterator[tuple[str, Stamp, str]]:
     """Hashes of files, big ones first. Threads suffice: hashing and reading leave the interpreter free."""
     todo.sort(key=lambda item: -item[2][0])
-    batches: list[list[tuple[str, list[Row], list[int]]]] = []
+    batches: list[list[tuple[str, str, Stamp]]] = []
     for item in todo:
         if item[2][0] >= _BIG or not batches or len(batches[-1]) >= _BATCH or batches[-1][0][2][0] >= _BIG:
             batches.append([])
         batches[-1].append(item)
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         for batch, digests in zip(batches, pool.map(lambda items: _digests(venv, items), batches), strict=True):
-            for (path, rows, stamp), digest in zip(batch, digests, strict=True):
-                yield path, rows, stamp, digest
+            for (path, _, stamp), digest in zip(batch, digests, strict=True):
+                yield path, stamp, digest
 
 
-def _digests(venv: Path, items: list[tuple[str, list[Row], list[int]]]) -> list[str]:
+def _digests(venv: Path, items: list[tuple[str, str, Stamp]]) -> list[str]:
     found = []
-    for path, rows, _ in items:
-        algorithm = rows[0].hash.partition("=")[0]
+    for path, algorithm, _ in items:
         try:
-            with os.fdopen(_open(venv / path), "rb", buffering=0) as stream:
+            with os.fdopen(_open(f"{venv}/{path}"), "rb", buffering=0) as stream:
                 digest = hashlib.file_digest(stream, algorithm).digest()  # type: ignore[arg-type]
         except OSError:
             found.append("")
@@ -297,41 +338,18 @@ def _digests(venv: Path, items: list[tuple[str, list[Row], list[int]]]) -> list[
     return found
 
 
-def _unowned(
-    present: dict[str, os.stat_result],
-    expected: dict[str, list[Row]],
-    infos: set[str],
-    folders: list[Path],
-    venv: Path,
-) -> list[dict[str, str]]:
-    """Files that no distribution brought, one line for each top-level name: copied there by hand, or left behind."""
-    if any(info.endswith(".egg-info") for info in infos):
-        return []  # such a distribution does not list its files
-    found: dict[str, int] = {}
-    for folder in folders:
-        prefix = f"{_relative(folder, venv)}/"
-        for path in present.keys() - expected.keys():
-            inside = path.removeprefix(prefix)
-            top = inside.partition("/")[0]
-            if path.startswith(prefix) and top not in infos and not _UNRECORDED.match(inside):
-                found[prefix + top] = found.get(prefix + top, 0) + 1
-    return [
-        problem("unowned", path, "", f"({count} files) was brought by no distribution") for path, count in found.items()
-    ]
-
-
 # -- libraries -------------------------------------------------------------------------------------------------------
 
 
-def _native(venv: Path, files: dict[str, os.stat_result]) -> dict[str, Any]:
+def _native(venv: Path, files: dict[str, Stamp]) -> dict[str, Any]:
     libraries, problems = [], []
-    for path, status in files.items():
+    for path, stamp in files.items():
         try:
             with os.fdopen(_open(venv / path), "rb", buffering=0) as stream:
                 if stream.read(7) in (b"INPUT (", b"GROUP (", b"/* GNU "):
                     continue  # a linker script, no library
                 image = native.Image(stream)
-                libraries.append(linkage.Library.of(path, status.st_size, image.facts(), image.symbols()))
+                libraries.append(linkage.Library.of(path, stamp[0], image.facts(), image.symbols()))
         except (native.BadLibrary, OSError) as error:
             problems.append(problem("damaged", path, "", str(error)))
     return linked(libraries, problems)
@@ -385,24 +403,25 @@ def _load(cache: Path | None, venv: Path) -> dict[str, Any]:
         value = json.loads(cache.read_text())
     except (OSError, ValueError):
         return {}
-    fitting = isinstance(value, dict) and value.get("key") == _key(venv) and isinstance(value.get("files"), dict)
+    if not isinstance(value, dict) or value.get("key") != _key(venv):
+        return {}
+    fitting = isinstance(value.get("files"), dict) and isinstance(value.get("result"), dict)
     return value if fitting else {}
 
 
 def _key(venv: Path) -> list[str]:
     """Stamps are worth nothing for another folder, or after a change of the code that made them."""
     code = hashlib.sha256()
-    for module in (native, linkage, distinfo):
-        loader = module.__spec__.loader if module.__spec__ else None
-        get_data = getattr(loader, "get_source", None)
-        code.update(str(get_data(module.__name__) if get_data else "").encode())
+    for module in (native, linkage, distinfo, bom, sys.modules[__name__]):
+        source = getattr(module.__spec__ and module.__spec__.loader, "get_source", None)
+        code.update(str(source(module.__name__) if source else "").encode())
     return [os.path.realpath(venv), str(SCHEMA), code.hexdigest()]
 
 
-def _store(cache: Path | None, venv: Path, value: dict[str, Any], known: dict[str, Any]) -> None:
-    value = {"key": _key(venv), **value}
-    if cache is None or value == known:
+def _store(cache: Path | None, venv: Path, files: dict[str, Any], result: dict[str, Any]) -> None:
+    if cache is None:
         return
+    value = {"key": _key(venv), "files": files, "result": result}
     with contextlib.suppress(OSError):  # the next survey takes longer, that is all
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(cache, json.dumps(value, separators=(",", ":")))
+        write_atomic(cache, json.dumps(value, separators=(",", ":")), 0o600)
