@@ -252,13 +252,13 @@ def start_bad_deploy_and_wait_for_flip(fleet: Fleet, kind: str) -> subprocess.Po
     raise AssertionError("the deployment never flipped the slot")
 
 
-def wait_until_closed(fleet: Fleet, seconds: float) -> dict[str, Any]:
+def wait_until_closed(fleet: Fleet, seconds: float, kind: str = "deploy") -> dict[str, Any]:
+    """The entry that ends the newest activation of this kind."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        ends = [entry for entry in fleet.journal() if entry["event"] in ("taken_back", "failed", "committed")]
-        opened = [entry for entry in fleet.journal() if entry["event"] == "intent"]
-        if ends and ends[-1]["t"] > opened[-1]["t"]:
-            return ends[-1]
+        entries = [entry for entry in fleet.journal() if entry.get("kind") == kind]
+        if entries and entries[-1]["event"] in ("taken_back", "failed", "committed", "abandoned"):
+            return entries[-1]
         time.sleep(0.5)
     raise AssertionError(f"still open after {seconds} s: {fleet.journal()[-3:]}")
 
@@ -278,7 +278,7 @@ def test_a_reboot_between_flip_and_gate_is_taken_back_before_the_slot_starts(fle
     process.wait()
     fleet.sandbox.kill(HOST)
     fleet.sandbox.start(HOST)
-    last = wait_until_closed(fleet, 90)
+    last = wait_until_closed(fleet, 90, kind="verify")
     back = [entry for entry in fleet.journal() if entry["event"] == "taken_back"][-1]
     assert back["cause"] == "reboot" and back["to_release"] == good
     assert last["event"] == "committed" and last["kind"] == "verify"
