@@ -63,7 +63,7 @@ class Target:
         toolkits = facts.get("toolkits")
         return cls(
             glibc=str(facts.get("glibc") or ""),
-            machine=str((facts.get("os") or {}).get("arch") or facts.get("arch") or ""),
+            machine=str(facts.get("arch") or ""),
             driver=str((facts.get("driver") or {}).get("kernel") or ""),
             gpus={gpu["uuid"]: str(gpu["compute_cap"]) for gpu in facts.get("gpus") or [] if gpu.get("compute_cap")},
             toolkit=str(toolkits[0]["version"]) if toolkits else "" if toolkits is None else "none",

@@ -36,6 +36,7 @@ def glibc(case: Case) -> Iterator[Finding]:
     """Symbol versions asked of the system's libraries, against this host or the oldest one that the stack allows."""
     here = case.survey.get("host") or {}
     libc = case.target.glibc or str(case.stack.get("min_glibc") or "") or str(here.get("glibc") or "")
+    elsewhere = bool(case.target.glibc) and case.target.glibc != here.get("glibc")
     too_new: dict[str, list[str]] = defaultdict(list)
     lacking: dict[str, list[str]] = defaultdict(list)
     for library in case.loaded():
@@ -50,7 +51,7 @@ def glibc(case: Case) -> Iterator[Finding]:
                 if name.startswith("GLIBC_") and name[6:7].isdigit():
                     if libc and version(name[6:]) > version(libc):
                         too_new[name].append(site_path(path))
-                elif offered and not case.target.glibc and name not in offered:
+                elif offered and not elsewhere and name not in offered:
                     lacking[soname].append(f"{site_path(path)} needs {name} of {soname}, which this host's lacks")
     if too_new:
         newest = max(too_new, key=lambda name: version(name[6:]))

@@ -128,14 +128,16 @@ def requirements(case: Case) -> Iterator[Finding]:
     }
     wanted: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in case.distributions:
+        if _differs(case, item["name"]):
+            continue  # SET-VERSION or SET-EXTRA says it, and what it requires is not what will be there
         for line in item.get("requires") or ():
             need = _requirement(line, environment)
             if need is None:
                 continue
             name = str(canonicalize_name(need.name))
             found = case.by_name.get(name)
-            if case.lock is not None and found is None and name in case.lock:
-                continue  # SET-MISSING says it
+            if case.lock is not None and name in case.lock and _differs(case, name):
+                continue  # SET-MISSING or SET-VERSION says it
             if found is None or not _satisfies(found["version"], need):
                 state = f"{found['version']} is installed" if found else "is not installed"
                 wanted[name, f"{name}{need.specifier}"].append(f"{item['name']} requires {line}; {name} {state}")
@@ -144,6 +146,14 @@ def requirements(case: Case) -> Iterator[Finding]:
         if old:
             evidence.append(f"{old} {case.by_name[old]['version']} is {name} under its former name and does not count")
         yield case.finding("SET-REQUIREMENT", name, evidence[:_MOST_SHOWN], count=len(evidence), needed=needed)
+
+
+def _differs(case: Case, name: str) -> bool:
+    """There is a lock, and it says otherwise."""
+    if case.lock is None or name in case.also | _INSTALLERS:
+        return False
+    wanted, found = case.lock.get(name), case.by_name.get(name)
+    return wanted is None or found is None or not same_version(found["version"], wanted.version)
 
 
 def _requirement(line: str, environment: Mapping[str, str]) -> Requirement | None:

@@ -434,3 +434,39 @@ def test_every_rule_says_why_and_how_to_mend() -> None:
         assert len(rule.explanation) > 20, rule.id
         assert len(rule.fix) > 10, rule.id
         assert rule.severity in rules.SEVERITIES
+
+
+def test_what_follows_from_a_wrong_version_is_not_told_again(tmp_path: Path) -> None:
+    other = toys.torch("2.9.1", "cu130")
+    other.requires = ("nvidia-cublas-cu12==12.8.4.1",)
+    vision = Dist("torchvision", requires=("torch==2.11.0",))
+    lock = [*LOCK, Wanted("torchvision", "1.0")]
+    found = ids(audit(tmp_path / "a", [*without("torch"), other, vision], lock=lock))
+    assert "SET-VERSION" in found
+    assert "SET-REQUIREMENT" not in found
+    found = ids(audit(tmp_path / "b", [*without("torch"), other, vision]))
+    assert found.count("SET-REQUIREMENT") == 2
+
+
+@pytest.mark.parametrize("glibc", ["", "2.36"])
+def test_a_c_plus_plus_runtime_of_this_host_that_is_too_old(tmp_path: Path, glibc: str) -> None:
+    needs = {"libstdc++.so.6": ["GLIBCXX_3.4.21", "GLIBCXX_3.4.32"]}
+    library = toys.elf(needed=["libstdc++.so.6"], needs=needs)
+    facts = survey.survey(toys.venv(tmp_path / "venv", [Dist("fast", files={"fast/_C.abi3.so": library})]))
+    facts["host"] = {"glibc": "2.36", "libraries": {"libstdc++.so.6": ["GLIBCXX_3.4", "GLIBCXX_3.4.21"]}}
+    found = only(judge(Case(facts, target=Target(glibc=glibc))))
+    assert (found.rule, found.subject) == ("LIB-VERSION", "libstdc++.so.6")
+    assert "GLIBCXX_3.4.32" in found.evidence[0]
+
+
+def test_facts_of_a_host_are_its_target() -> None:
+    facts = {
+        "glibc": "2.35",
+        "arch": "x86_64",
+        "driver": {"kernel": "570.1"},
+        "toolkits": [{"version": "12.8", "path": "/usr/local/cuda"}],
+        "gpus": [{"uuid": "GPU-1", "compute_cap": "12.0"}, {"uuid": "GPU-2", "compute_cap": ""}],
+    }
+    assert Target.of_facts(facts) == Target("2.35", "x86_64", "570.1", {"GPU-1": "12.0"}, "12.8")
+    assert Target.of_facts({**facts, "toolkits": []}).toolkit == "none"
+    assert Target.of_facts({}) == Target()
