@@ -125,3 +125,8 @@ def test_damaged_bytes_are_a_finding_and_never_a_crash(tmp_path: Path) -> None:
         except BadWheel:
             refused += 1
     assert refused > 300
+
+
+def test_a_file_name_may_claim_python_2_beside_what_the_wheel_says(tmp_path: Path) -> None:
+    made = wheel(tmp_path)
+    assert wheelfile.inspect(made.rename(made.with_name("demo_pkg-1.0-py2.py3-none-any.whl"))).name == "demo-pkg"

@@ -1,6 +1,6 @@
 """The host agent's command line: what systemd units on a host run. People use `fleet`; this is for units and rescue.
 
-    ddtree-agent [--root DIR] [--state DIR] [--cache DIR] activate SLOT | recover | prestart SLOT | status
+ddtree-agent [--root DIR] [--state DIR] [--cache DIR] activate SLOT | recover | prestart SLOT | status
 """
 
 from __future__ import annotations

@@ -224,9 +224,7 @@ class Gate:
             return self._verdict(found.verdict, f"{cause}; {found.cause}", root=found.root, signature=found.signature)
         return self._verdict("fail", cause, root=cause)
 
-    def _verdict(
-        self, kind: str, cause: str, root: str = "", signature: signatures.Signature | None = None
-    ) -> Verdict:
+    def _verdict(self, kind: str, cause: str, root: str = "", signature: signatures.Signature | None = None) -> Verdict:
         return Verdict(
             kind=kind,
             stage=self._stage,

@@ -112,5 +112,3 @@ def _minor(bus_id: str) -> int | None:
     except (OSError, ValueError):
         return None
     return None
-
-

@@ -426,4 +426,3 @@ def run_pending(paths: Paths, slot: str) -> int:
             current = files.read_json(pending_file(paths, slot))
             if current and current.get("id") == record["id"] and transaction.state().open is None:
                 files.remove(pending_file(paths, slot))
-
