@@ -77,6 +77,18 @@ class Tool(_Model):
     size: int = pydantic.Field(gt=0)
 
 
+class Tie(_Model):
+    """A kernel wheel, by its hash, and the one torch that it was built for: its metadata names none."""
+
+    name: str
+    version: str
+    torch: str
+    cuda: int
+    sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
+    # of what RECORD lists, by which an installed one is known
+    content_sha256: str = pydantic.Field(pattern=r"^([0-9a-f]{64})?$")
+
+
 class Stack(_Model):
     """One stack.yml. The keys from `python` to `needs_compiler` are what preflight asks of a host."""
 
@@ -85,7 +97,10 @@ class Stack(_Model):
     python: list[str]
     arch: str
     torch: str
+    # Python minor to sha256 of torch's wheel, where the file's own version does not tell which build it is
+    torch_wheels: dict[str, str] = {}
     cuda: int | None
+    ties: list[Tie] = []
     min_driver: str = ""
     min_glibc: str
     archs: list[str] = []
@@ -130,7 +145,35 @@ class Stack(_Model):
                 f"stack {self.name} has no lock for Python {minor}, only for {', '.join(self.python)}: "
                 f"set fleet_python to such an interpreter on the host, or add {path.name} to the stack"
             )
-        return _read_lock(path, minor)
+        lock = _read_lock(path, minor)
+        self._check_ties(lock, path)
+        return lock
+
+    def _check_ties(self, lock: Lock, path: Path) -> None:
+        """Kernels and the torch that they were built for are kept together by the hashes of their files."""
+        wheels = {wheel.name: wheel for wheel in lock.wheels}
+        torch = wheels.get("torch")
+        wanted = self.torch_wheels.get(lock.python)
+        if torch is not None and wanted is not None and torch.sha256 != wanted:
+            raise StackError(
+                f"{path}: {torch.filename} is not the {self.torch} build that stack.yml names in torch_wheels: lock "
+                "that build, or tie the kernels to the other one and say so there"
+            )
+        for tie in self.ties:
+            kernel = wheels.get(canonicalize_name(tie.name))
+            if kernel is None:
+                continue
+            if kernel.sha256 != tie.sha256:
+                raise StackError(
+                    f"{path}: {kernel.filename} is not tied to a torch: stack.yml ties {tie.name} {tie.version} of "
+                    f"sha256 {tie.sha256[:16]}... to torch {tie.torch}"
+                )
+            if torch is None or Version(torch.version).public != tie.torch or self.cuda != tie.cuda:
+                found = f"torch {torch.version}" if torch else "no torch"
+                raise StackError(
+                    f"{path}: {tie.name} {tie.version} was built for torch {tie.torch} and CUDA {tie.cuda}, the lock "
+                    f"has {found} and the stack CUDA {self.cuda}"
+                )
 
     def tool(self, name: str) -> LockedWheel:
         value = self.tools[name]
