@@ -162,15 +162,16 @@ def architectures(case: Case) -> Iterator[Finding]:
 
 
 def covers(archs: set[str], capability: str) -> bool:
-    """Code for sm_XY runs on X.Z with Z >= Y; sm_XYa on X.Y only; PTX for compute_XY on everything from X.Y on."""
+    """Code for sm_XY runs on X.Z with Z >= Y, as sm_XYf does; sm_XYa on X.Y only; PTX for compute_XY on everything from
+    X.Y on, but marked with a or f on as little as code is."""
     major, minor = version(capability)[:2]
     for arch in archs:
         kind, _, number = arch.partition("_")
-        exact, digits = number.endswith("a"), number.rstrip("a")
+        digits = number.rstrip("af")
         code_major, code_minor = int(digits[:-1]), int(digits[-1])
-        if exact:
+        if number.endswith("a"):
             fits = (code_major, code_minor) == (major, minor)
-        elif kind == "sm":
+        elif kind == "sm" or number.endswith("f"):
             fits = code_major == major and code_minor <= minor
         else:
             fits = (code_major, code_minor) <= (major, minor)

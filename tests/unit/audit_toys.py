@@ -15,11 +15,11 @@ from ddtree import distinfo
 PTX, CUBIN = 1, 2
 
 
-def fatbin(*images: tuple[int, int, bool], payload: bytes = b"\x7fELFcode") -> bytes:
-    """A section of device code: (kind, architecture, for exactly that one?), in one container, and padding."""
+def fatbin(*images: tuple[int, int, bool | str], payload: bytes = b"\x7fELFcode") -> bytes:
+    """A section of device code: (kind, architecture, for exactly that one? or "f"), in one container, and padding."""
     body = b""
     for kind, arch, exact in images:
-        flags = 0x11 | (0x0010_0000 if exact else 0)
+        flags = 0x11 | (0x0020_0000 if exact == "f" else 0x0010_0000 if exact else 0)
         body += struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(payload), 0, 64, 0, 8, arch, 64, 0, flags, 0, 0)
         body += payload
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body + b"\0" * 16

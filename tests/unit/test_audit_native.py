@@ -48,8 +48,12 @@ def test_weak_symbols_are_not_wanted_and_hidden_ones_not_offered(tmp_path: Path,
 
 
 def test_architectures_of_device_code_are_told_apart(tmp_path: Path) -> None:
-    device = b"\0" * 8 + fatbin((CUBIN, 90, True), (CUBIN, 80, False)) + fatbin((PTX, 120, False), (7, 75, False))
-    assert native.read(write(tmp_path, elf(device=device))).archs == ("compute_120", "sm_80", "sm_90a")
+    device = (
+        b"\0" * 8
+        + fatbin((CUBIN, 90, True), (CUBIN, 80, False))
+        + fatbin((PTX, 120, False), (CUBIN, 120, "f"), (7, 75, False))
+    )
+    assert native.read(write(tmp_path, elf(device=device))).archs == ("compute_120", "sm_80", "sm_90a", "sm_120f")
 
 
 def test_a_library_without_device_code_has_no_architectures(tmp_path: Path) -> None:

@@ -329,6 +329,10 @@ def test_files_for_another_torch_are_set_aside(tmp_path: Path) -> None:
         ([(CUBIN, 90, False)], "12.0", False),
         ([(PTX, 90, False)], "12.0", True),
         ([(PTX, 90, True)], "12.0", False),
+        ([(CUBIN, 120, "f")], "12.1", True),
+        ([(CUBIN, 120, "f")], "9.0", False),
+        ([(PTX, 100, "f")], "10.3", True),
+        ([(PTX, 100, "f")], "12.0", False),
         ([(PTX, 120, False)], "9.0", False),
     ],
 )

@@ -24,8 +24,8 @@ _MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 190: "cuda"}
 _FATBIN_SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 _FATBIN_MAGIC = 0xBA55ED50
 _FATBIN_PTX, _FATBIN_CUBIN = 1, 2
-# the cubin uses features of exactly one architecture: sm_90a
-_FATBIN_EXACT = 0x0010_0000
+# code that uses features of exactly one architecture (sm_90a), or of one family (sm_120f); as nvcc 13.0 marks them
+_FATBIN_EXACT, _FATBIN_FAMILY = 0x0010_0000, 0x0020_0000
 _MOST_ENTRIES = 1_000_000
 _MOST_HEADERS = 65_536
 _MOST_BYTES = 512 << 20
@@ -39,7 +39,8 @@ class BadLibrary(ValueError):
 class Native:
     """Facts of one file. `needs` are the symbol versions asked of each library, `defines` those that it offers.
 
-    `archs` are the GPU architectures of embedded device code: `sm_90`, `sm_90a` (exactly that one), `compute_90` (PTX).
+    `archs` are the GPU architectures of embedded device code: `sm_90`, `sm_90a` (exactly that one), `sm_120f` (that
+    family), and `compute_90` likewise (PTX).
     """
 
     machine: str
@@ -346,14 +347,14 @@ class Image:
                 flags = struct.unpack_from("<Q", entry, 40)[0] if len(entry) >= 48 else 0
                 if header < 32:
                     raise BadLibrary("a fat binary's image has no header")
-                exact = "a" if flags & _FATBIN_EXACT else ""
+                mark = "a" if flags & _FATBIN_EXACT else "f" if flags & _FATBIN_FAMILY else ""
                 if kind in (_FATBIN_PTX, _FATBIN_CUBIN) and 10 <= arch < 1000:
-                    found.add(f"{'sm' if kind == _FATBIN_CUBIN else 'compute'}_{arch}{exact}")
+                    found.add(f"{'sm' if kind == _FATBIN_CUBIN else 'compute'}_{arch}{mark}")
                 image += header + length
         return found
 
 
 def _arch_order(arch: str) -> tuple[str, int, str]:
     kind, _, number = arch.partition("_")
-    digits = number.rstrip("a")
+    digits = number.rstrip("af")
     return kind, int(digits or 0), number
