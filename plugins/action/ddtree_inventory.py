@@ -18,7 +18,7 @@ from fleet.varspec import Problem
 
 WAVES_TOO_LATE = (
     "not used: Ansible fixes the waves before it reads the variables of hosts. "
-    "Give them with the command, as in -e '{\"fleet_waves\": [1, \"100%\"]}'"
+    'Give them with the command, as in -e \'{"fleet_waves": [1, "100%"]}\''
 )
 
 

@@ -338,3 +338,17 @@ def test_a_damaged_release_is_found_before_it_is_activated(fleet: Fleet, good: s
     run = fleet.playbook("rollback.yml", "-l", HOST)
     assert run.code != 0 and "uvicorn/main.py" in run.out, run.out[-3000:]
     assert fleet.release() == current and fleet.healthy()
+
+
+def test_nothing_is_risked_without_an_intact_way_back(fleet: Fleet, good: str) -> None:
+    """After the test above: the one release that is left is damaged too, and a deployment would have no way back."""
+    current = fleet.release()
+    before = fleet.show("ddtree-gpu1.service", "InvocationID")
+    fleet.ssh(f"rm /opt/ddtree/releases/{current}/venv/lib/python3.11/site-packages/uvicorn/config.py")
+    package = broken_engines.copy_of_the_engine(fleet.tmp / "third")
+    (package / "ANOTHER").write_text("a third release\n")
+    run = fleet.deploy(fleet_engine_path=str(package))
+    text = " ".join(run.out.split())
+    assert run.code != 0 and "no way back" in text and "uvicorn/config.py" in text, run.out[-3000:]
+    assert fleet.release() == current and fleet.show("ddtree-gpu1.service", "InvocationID") == before
+    assert fleet.healthy()

@@ -138,11 +138,23 @@ class Transaction:
         damage = release.verify(self.paths, record["release"], quick=record["kind"] == "deploy")
         if damage:
             raise Refused(f"release {record['release']} is damaged: {words(damage)}")
-        if before.current and before.current.release != record["release"]:
-            # found now, while the old one still serves, and not when it is needed
-            damage = release.verify(self.paths, before.current.release, quick=True)
-            if damage:
-                self._note("damaged", record, damaged=before.current.release, cause=words(damage))
+        if record["kind"] == "deploy" and before.current and before.current.release != record["release"]:
+            self._admit_way_back(record, before)
+
+    def _admit_way_back(self, record: Record, before: SlotState) -> None:
+        """Damage of the release to fall back to is found now, while it still serves, and not when it is needed."""
+        found = ""
+        for good in reversed(before.good):
+            damage = release.verify(self.paths, good.release, quick=True)
+            if not damage:
+                return
+            self._note("damaged", record, damaged=good.release, cause=words(damage))
+            found = found or f"release {good.release} is damaged: {words(damage)}"
+        if not record.get("forced"):
+            raise Refused(
+                f"there would be no way back, {found}; what serves now is left alone. "
+                "Force goes on without a way back, for instance to replace a damaged release by an intact one"
+            )
 
     def _switch(self, record: Record) -> Verdict:
         self._note("flipping", record)
