@@ -82,7 +82,7 @@ DIFF_EXAMPLES = (
     "fleet diff ct129.json ct200 -i inventory.yml             [dim]what would make ct200 like ct129[/dim]",
     "fleet diff cpu ./venv                                    [dim]a stack's lock and a venv[/dim]",
     "fleet diff /opt/a/venv /opt/b/venv --json",
-    "Exit statuses: 0 the same; 1 something differs, or could not be read; 64 wrong command line.",
+    "Exit statuses: 0 the same; 4 something differs; 1 could not be read; 6 host unreachable; 64 wrong command line.",
 )
 
 
@@ -229,7 +229,7 @@ def diff(
         print(json.dumps(gaps.document(a_name, b_name, rows), indent=1))
     else:
         print(gaps.text(a_name, b_name, rows))
-    raise typer.Exit(1 if rows else 0)
+    raise typer.Exit(int(Status.REFUSED if rows else Status.OK))
 
 
 def _survey_hosts(

@@ -57,33 +57,11 @@ ddtree_surveys:
 """
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ddtree import bom
-from ansible.module_utils.ddtree.survey import survey
-
-
-def environments(venv: str, root: Path) -> list[tuple[str, Path, Path]]:
-    """(name, environment, folder of the release) of what is to be read."""
-    if venv:
-        return [(venv, Path(venv), Path(venv).parent)]
-    serving = {link.resolve() for link in sorted(root.glob("slots/*/current")) if link.is_symlink()}
-    releases = sorted(path for path in serving if (path / "venv").is_dir())
-    if not releases:
-        kept = [path for path in root.glob("releases/*") if (path / "venv").is_dir()]
-        releases = sorted(kept, key=lambda path: path.stat().st_mtime)[-1:]
-    return [(path.name, path / "venv", path) for path in releases]
-
-
-def manifest(folder: Path) -> dict[str, Any]:
-    try:
-        value = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+from ansible.module_utils.ddtree.survey import environments, survey
 
 
 def main() -> None:
@@ -101,14 +79,14 @@ def main() -> None:
     if not chosen:
         module.fail_json(msg=f"{values['root']} holds no release: name an environment with venv (fleet: --venv)")
     found = []
-    for name, venv, folder in chosen:
+    for name, venv, manifest in chosen:
         key = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
         cache = None if module.check_mode else Path(values["state_dir"]) / "audit" / f"{key}.json"
         try:
             facts = survey(venv, cache, values["jobs"])
         except (bom.NotAVenv, OSError) as error:
             module.fail_json(msg=f"{venv} cannot be read: {error}")
-        found.append({"name": name, "manifest": manifest(folder) if not values["venv"] else {}, "survey": facts})
+        found.append({"name": name, "manifest": manifest, "survey": facts})
     module.exit_json(changed=False, ddtree_surveys=found)
 
 

@@ -227,6 +227,14 @@ def test_symbols_are_found_in_neighbours_that_a_library_needs(tmp_path: Path) ->
     assert audit(tmp_path, [*toys.good(), Dist("pack", files=own)]) == []
 
 
+def test_a_neighbour_in_the_same_folder_is_found_without_a_run_path(tmp_path: Path) -> None:
+    own = {
+        "pack/_C.abi3.so": toys.elf(needed=["libpack.so"], undefined=["_ZN2at4packEv"]),
+        "pack/libpack.so": toys.elf("libpack.so", exported=["_ZN2at4packEv"]),
+    }
+    assert audit(tmp_path, [*toys.good(), Dist("pack", files=own)]) == []
+
+
 def test_an_extension_without_any_torch(tmp_path: Path) -> None:
     found = audit(tmp_path, [runtime for runtime in without("torch") if runtime.name != "engine"])
     symbols = next(item for item in found if item.rule == "ABI-SYMBOLS")

@@ -141,3 +141,42 @@ def test_nothing_of_what_is_surveyed_is_executed(tmp_path: Path) -> None:
     dist = toys.Dist("bomb", "1", {"bomb/__init__.py": bomb, "sitecustomize.py": bomb, "bomb.pth": b"import bomb\n"})
     survey.survey(toys.venv(tmp_path / "venv", [dist, toys.torch()]))
     assert not mark.exists()
+
+
+def test_a_new_file_in_an_environment_that_is_known_is_seen(tmp_path: Path) -> None:
+    venv, cache = made(tmp_path), tmp_path / "cache.json"
+    survey.survey(venv, cache)
+    (toys.site(venv) / "copied.py").write_text("")
+    assert kinds(survey.survey(venv, cache)) == [("unowned", "copied.py")]
+
+
+def test_a_lost_script_outside_site_packages_is_seen_when_it_goes_and_when_it_is_back(tmp_path: Path) -> None:
+    venv, cache = made(tmp_path), tmp_path / "cache.json"
+    script = venv / "bin" / "tool"
+    script.parent.mkdir()
+    script.write_bytes(b"#!/bin/sh")
+    with (toys.site(venv) / "engine-1.0.dist-info/RECORD").open("a") as stream:
+        stream.write(f"../../../bin/tool,{toys.record_hash(b'#!/bin/sh')},9\n")
+    assert survey.survey(venv, cache)["problems"] == []
+    script.unlink()
+    assert [item["kind"] for item in survey.survey(venv, cache)["problems"]] == ["missing"]
+    script.write_bytes(b"#!/bin/sh")
+    assert survey.survey(venv, cache)["problems"] == []
+
+
+def test_on_a_host_the_releases_of_the_slots_are_read(tmp_path: Path) -> None:
+    for name in ("old", "serving"):
+        (tmp_path / "releases" / name / "venv").mkdir(parents=True)
+    (tmp_path / "releases" / "serving" / "manifest.json").write_text('{"stack": "cpu"}')
+    (tmp_path / "releases" / "old" / "manifest.json").write_text("{broken")
+    os.utime(tmp_path / "releases" / "old", (4e9, 4e9))
+    assert [(name, manifest) for name, _, manifest in survey.environments("", tmp_path)] == [("old", {})]
+    for slot in ("gpu0", "gpu1"):
+        (tmp_path / "slots" / slot).mkdir(parents=True)
+        (tmp_path / "slots" / slot / "current").symlink_to("../../releases/serving")
+    (tmp_path / "slots" / "gpu2").mkdir()
+    (tmp_path / "slots" / "gpu2" / "current").symlink_to("../../releases/gone")
+    venv = tmp_path / "releases" / "serving" / "venv"
+    assert survey.environments("", tmp_path) == [("serving", venv, {"stack": "cpu"})]
+    assert survey.environments("/opt/x", tmp_path) == [("/opt/x", Path("/opt/x"), {})]
+    assert survey.environments("", tmp_path / "empty") == []

@@ -63,6 +63,29 @@ def survey(venv: Path, cache: Path | None = None, jobs: int = 2) -> dict[str, An
     }
 
 
+def environments(venv: str, root: Path) -> list[tuple[str, Path, dict[str, Any]]]:
+    """(name, environment, manifest of its release) of what is to be read on a host.
+
+    That is `venv`, or without it the releases that slots point to, or where there are none the newest release.
+    """
+    if venv:
+        return [(venv, Path(venv), {})]
+    links = [link for link in sorted(root.glob("slots/*/current")) if link.is_symlink()]
+    releases = sorted({path for path in (link.resolve() for link in links) if (path / "venv").is_dir()})
+    if not releases:
+        kept = [path for path in root.glob("releases/*") if (path / "venv").is_dir()]
+        releases = sorted(kept, key=lambda path: path.stat().st_mtime)[-1:]
+    return [(path.name, path / "venv", _manifest(path)) for path in releases]
+
+
+def _manifest(release: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((release / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class _Reading:
     """One pass over an environment, with what the last one left to spare work."""
 
