@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from demo import broken_engines  # noqa: E402
+from fleet import content  # noqa: E402
 from fleet.sandbox import Sandbox, SandboxError  # noqa: E402
 
 HOST = "ct200"
@@ -109,6 +110,9 @@ def run(sandbox: Sandbox, engines: Path) -> None:
     """All steps. The hosts of a sandbox that was up before are used as they are."""
     with step("1. Two hosts: systemd, sshd, eight simulated GPUs each, reached over SSH alone"):
         command("fleet", "sandbox", "up")
+        if sandbox.inventory != content.default_inventory():  # a sandbox of one's own, by DDTREE_SANDBOX_DIR
+            console.print(Text(f"$ export ANSIBLE_INVENTORY={sandbox.inventory}", style="cyan"), soft_wrap=True)
+            os.environ["ANSIBLE_INVENTORY"] = str(sandbox.inventory)
         foreign = property_of(sandbox, FOREIGN, "InvocationID")
         console.print(f"{HOST} runs a foreign service on GPU 0 and port 30000; it has to stay untouched")
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_sandbox, content
+from . import cli_sandbox, cli_wheelhouse, content
 from .arguments import AnsibleOptions
 from .cli_options import Json, Reason, takes_ansible_options
 from .results import Status
@@ -240,18 +240,8 @@ def _explain_failures(session: Any) -> None:
         session.err.print(session.results.problem(), style="red", markup=False, soft_wrap=True)
 
 
-app.add_typer(cli_sandbox.app)
-
-
-def _mount(name: str, module: str, text: str) -> None:
-    import importlib
-    import importlib.util
-
-    if importlib.util.find_spec(module):
-        app.add_typer(importlib.import_module(module).app, name=name, help=text)
-
-
-_mount("wheelhouse", "fleet.cli_wheelhouse", "The control node's store of every wheel that a stack names.")
+app.add_typer(cli_sandbox.app, name="sandbox")
+app.add_typer(cli_wheelhouse.app, name="wheelhouse")
 
 
 def main() -> None:
