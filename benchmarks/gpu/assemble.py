@@ -34,7 +34,7 @@ PLATFORMS += ["manylinux1_x86_64", "manylinux2014_x86_64"]
 # Kernels for other GPUs and FA3 (1 GB unpacked) stay out; so do tests and what only compilers read.
 LEAVE_OUT = re.compile(
     r"(^|/)(__pycache__|tests?|benchmarks?)/|\.pyc$|\.a$|^lib/|^include/|\.data/"
-    r"|sgl_kernel/(sm100|flash_ops|flashmla_ops)|^_?mscclpp|^deep_gemm|^_soundfile_data/"
+    r"|sgl_kernel/(sm100|flash_ops|flashmla_ops)|^_?mscclpp|^deep_gemm"
 )
 KEEP = re.compile(r"^sglang/test/|^sglang/.*benchmark")  # imported by the server
 PROMPTS, PROMPT_CHARACTERS = 64, 640
@@ -64,6 +64,15 @@ def unpack(wheel: Path, site: Path) -> None:
             path = site / target
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(archive.read(member))
+
+
+def strip_symbols(site: Path) -> None:
+    """Symbol tables are a seventh of the archive; no kernel libraries are touched."""
+    if shutil.which("strip") is None:
+        return
+    for package in ("xgrammar", "openai_harmony", "tokenizers", "pydantic_core"):
+        for library in (site / package).rglob("*.so"):
+            subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
 
 
 def pack(site: Path, out: Path) -> None:
@@ -117,6 +126,7 @@ def main() -> None:
     chosen = [w for w in sorted(wheels.glob("*.whl")) if w != upstream] + [patched]
     for wheel in chosen:
         unpack(wheel, site)
+    strip_symbols(site)
     args.out.mkdir(parents=True, exist_ok=True)
     pack(site, args.out / "site.tar.zst")
     carry_zstd(args.out / "zstd")

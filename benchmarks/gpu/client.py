@@ -8,8 +8,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+Prompt = str | list[int]
+
+
+def as_input(prompt: Prompt) -> dict[str, Any]:
+    return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,21 @@ class Server:
         with urllib.request.urlopen(request, timeout=timeout) as reply:
             return bytes(reply.read())
 
-    def generate(self, prompt: str, timeout: float = 120.0, **sampling: Any) -> dict[str, Any]:
-        reply = self.post("/generate", {"text": prompt, "sampling_params": sampling}, timeout)
+    def generate(self, prompt: Prompt, timeout: float = 240.0, **sampling: Any) -> dict[str, Any]:
+        reply = self.post("/generate", {**as_input(prompt), "sampling_params": sampling}, timeout)
         answer: dict[str, Any] = json.loads(reply)
         return answer
+
+    def margin(self, token_ids: list[int]) -> float:
+        """The log-probability gap between the server's two best tokens after `token_ids`."""
+        body = {
+            "input_ids": token_ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+            "return_logprob": True,
+            "top_logprobs_num": 2,
+        }
+        best, second = json.loads(self.post("/generate", body))["meta_info"]["output_top_logprobs"][0][:2]
+        return float(best[0]) - float(second[0])
 
     def flush(self) -> None:
         """Empty the prefix cache; the server refuses while requests run, so try until it is idle."""
@@ -90,7 +108,7 @@ class Batch:
         }
 
 
-def run_prompts(server: Server, prompts: list[str], max_new_tokens: int, concurrency: int) -> Batch:
+def run_prompts(server: Server, prompts: Sequence[Prompt], max_new_tokens: int, concurrency: int) -> Batch:
     """Greedy continuations of all prompts, `concurrency` requests in flight."""
     server.flush()
     waiting: queue.Queue[int] = queue.Queue()

@@ -32,5 +32,5 @@ def compare(tokens: Tokens) -> dict[str, Any]:
     allowed = max((len(found) for name, found in pairs.items() if name.startswith("ar@")), default=0)
     lines = [f"against ar@{base_concurrency}: AR differs from itself on up to {allowed} of {len(base)} prompts"]
     lines += [f"  {name}: {len(found)} differ {found}" for name, found in pairs.items()]
-    trees = [len(found) for name, found in pairs.items() if not name.startswith(("ar@", "dflash@"))]
+    trees = [len(found) for name, found in pairs.items() if not name.startswith(("ar@", "dflash@", "leaky@"))]
     return {"lines": lines, "within_ar": all(n <= allowed for n in trees), "pairs": pairs, "allowed": allowed}

@@ -17,12 +17,14 @@ import contextlib
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
 import tarfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 
 import servers  # noqa: E402
-from client import Batch, Server, run_prompts  # noqa: E402
+from client import Batch, Prompt, Server, run_prompts  # noqa: E402
 from compare import compare  # noqa: E402
 from leak import hammer  # noqa: E402
 
@@ -49,7 +51,7 @@ def unpack() -> None:
         command = f"'{zstd}/zstd' -dc --long=27 '{CARRIED}/site.tar.zst' | tar x -C '{SITE}'"
         subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True, env=env)
         (SITE / ".ok").touch()
-    cache = CARRIED / "jit.tar.gz"
+    cache = CARRIED / "jit.tar.xz"
     if cache.exists():
         with tarfile.open(cache) as archive:
             archive.extractall(Path.home(), filter="data")
@@ -86,16 +88,24 @@ def versions() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     found["python"] = platform.python_version()
-    found["manifest"] = {
-        k: v for k, v in json.loads((CARRIED / "manifest.json").read_text()).items() if k != "wheels"
-    }
+    found["manifest"] = {k: v for k, v in json.loads((CARRIED / "manifest.json").read_text()).items() if k != "wheels"}
     return found
+
+
+def make_hybrid() -> Path:
+    folder = Path("/tmp/ddtree-hybrid")
+    command = [sys.executable, str(HERE / "make_hybrid.py"), str(folder), str(MODEL)]
+    subprocess.run(command, check=True)
+    return folder
 
 
 def make_arm(name: str, draft: Path) -> servers.Arm:
     """ar, dflash, shadow, bN (tree of N nodes), bN-check (self-checks every step), bN-fi (FlashInfer attention)."""
     if name == "ar":
         return servers.ar()
+    if name == "leaky":
+        arm = servers.ddtree(draft, 15, name=name)
+        return servers.Arm(name, arm.flags, {"PYTHONPATH": f"{HERE / 'leaky'}:{{PYTHONPATH}}"})
     if name == "dflash":
         return servers.dflash(draft)
     if name == "shadow":
@@ -112,7 +122,14 @@ class Kit:
         self.args = args
         self.out: Path = args.out
         self.logs = Path("/tmp/ddtree-logs")
-        self.prompts: list[str] = json.loads((CARRIED / "prompts.json").read_text())[: args.prompts]
+        self.prompts: list[Prompt] = json.loads((CARRIED / "prompts.json").read_text())[: args.prompts]
+        if args.hybrid:
+            rng = random.Random(5)
+            self.prompts = [[rng.randrange(4, 64) for _ in range(rng.randint(8, 80))] for _ in range(args.prompts)]
+            # the server's own warm-up text has token ids beyond this vocabulary
+            servers.COMMON.extend(["--disable-radix-cache", "--skip-server-warmup"])
+            os.environ["SGLANG_MAMBA_CONV_DTYPE"] = "float16"
+            args.model = make_hybrid()
         self.running = servers.Running(self.logs, args.model / "target")
         self.servers: dict[str, Server] = {}
         self.tokens: dict[str, dict[str, list[list[int]]]] = {}
@@ -151,7 +168,7 @@ class Kit:
         outcome = self.running.wait_ready(list(self.servers), self.args.start_timeout)
         for name, problem in outcome.items():
             if problem:
-                print(f"{name}: {problem}", flush=True)
+                print(f"{name}: {problem[:200]} ... {problem[-900:]}", flush=True)
                 del self.servers[name]
         self.result["stages"]["start"] = {name: problem or "ready" for name, problem in outcome.items()}
         return not any(outcome.values())
@@ -159,29 +176,54 @@ class Kit:
     def identity(self) -> bool:
         """Tokens of every arm at every concurrency, beside what AR does to itself when only the batch changes."""
         found: dict[str, Any] = {}
-        for name, server in self.servers.items():
+
+        def measure(name: str, server: Server) -> None:
             server.generate(self.prompts[0], temperature=0, max_new_tokens=16)
-            found[name], self.tokens[name] = {}, {}
+            rows: dict[str, Any] = {}
+            ids: dict[str, list[list[int]]] = {}
             for concurrency in self.args.concurrency:
                 batch: Batch = run_prompts(server, self.prompts, self.args.tokens, concurrency)
-                found[name][str(concurrency)] = batch.as_dict()
-                self.tokens[name][str(concurrency)] = batch.token_ids
+                rows[str(concurrency)], ids[str(concurrency)] = batch.as_dict(), batch.token_ids
                 print(f"{name} at {concurrency}: {batch.tokens} tokens, acceptance {batch.acceptance:.3f}", flush=True)
             with contextlib.suppress(KeyError):
-                found[name]["state"] = server.internal_state()["ddtree"]
+                rows["state"] = server.internal_state()["ddtree"]
+            found[name], self.tokens[name] = rows, ids
+
+        # Servers share the GPU here: it stretches times, which are taken elsewhere, and cannot change tokens.
+        with ThreadPoolExecutor(max_workers=self.args.parallel) as pool:
+            for task in [pool.submit(measure, name, server) for name, server in self.servers.items()]:
+                task.result()
         self.result["stages"]["identity"] = found
         self.result["comparison"] = compare(self.tokens)
         for line in self.result["comparison"]["lines"]:
             print(line, flush=True)
+        if self.args.margins:
+            self.margins()
         return bool(self.result["comparison"]["within_ar"])
+
+    def margins(self) -> None:
+        """AR's own top-1/top-2 log-probability gap where each prompt first differs: the judge where there is no CPU
+        reference. A difference at a large gap is a wrong token, one at a tiny gap is rounding."""
+        found: dict[str, list[float]] = {}
+        asked: dict[tuple[int, ...], float] = {}
+        for name, differ in self.result["comparison"]["pairs"].items():
+            arm, concurrency = name.split("@")
+            for number, position in differ:
+                prompt = self.prompts[number]
+                assert isinstance(prompt, list)
+                context = tuple(prompt + self.tokens[arm][concurrency][number][:position])
+                if context not in asked:
+                    asked[context] = self.servers["ar"].margin(list(context))
+                found.setdefault(name, []).append(round(asked[context], 5))
+        for name, gaps in found.items():
+            print(f"  margins where {name} differs: {sorted(gaps)}", flush=True)
+        self.result["comparison"]["margins"] = found
 
     def leak(self) -> bool:
         found = {}
-        for name, server in self.servers.items():
-            if name.startswith("b"):
-                found[name] = hammer(server, self.prompts, self.args.leak_requests, seed=7)
-                print(f"{name}: {found[name]}", flush=True)
-                break
+        for name in self.args.leak_arms.split(","):
+            found[name] = hammer(self.servers[name], self.prompts, self.args.leak_requests, seed=7)
+            print(f"{name}: {found[name]}", flush=True)
         self.result["stages"]["leak"] = found
         return bool(found) and all(f["alive"] and not f["leaked"] for f in found.values())
 
@@ -197,7 +239,7 @@ class Kit:
         for _ in range(self.args.passes):
             for name, server in self.servers.items():
                 for concurrency in (1, 8):
-                    count = 8 if concurrency == 1 else 32
+                    count = 4 if concurrency == 1 else 16
                     batch = run_prompts(server, self.prompts[:count], self.args.tokens, concurrency)
                     found[name].setdefault(str(concurrency), []).append(round(batch.tokens / batch.seconds, 1))
         self.result["stages"]["timing"] = found
@@ -210,7 +252,7 @@ class Kit:
         with tarfile.open(self.out / "logs.tar.gz", "w:gz") as archive:
             archive.add(self.logs, "logs")
         if self.args.bring_caches:
-            with tarfile.open(self.out / "jit.tar.gz", "w:gz") as archive:
+            with tarfile.open(self.out / "jit.tar.xz", "w:xz", preset=3) as archive:
                 for name in CACHES:
                     if (Path.home() / name).exists():
                         archive.add(Path.home() / name, name)
@@ -227,8 +269,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--leak-requests", type=int, default=1000)
+    parser.add_argument("--leak-arms", default="b15")
+    parser.add_argument("--parallel", type=int, default=4, help="servers that are asked at the same time")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--start-timeout", type=float, default=240.0)
+    parser.add_argument(
+        "--hybrid", action="store_true", help="a random hybrid pair, made on the spot; token-id prompts"
+    )
+    parser.add_argument("--margins", action="store_true", help="ask AR how decided it was where an arm differs")
     parser.add_argument("--bring-caches", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -237,8 +285,9 @@ def main() -> int:
     kit = Kit(args)
     try:
         kit.stage("start", kit.start)
-        for name in args.stages.split(","):
-            kit.stage(name, getattr(kit, name))
+        if kit.servers:
+            for name in args.stages.split(","):
+                kit.stage(name, getattr(kit, name))
     finally:
         kit.finish()
     return 0 if all(kit.result["passed"].values()) else 1

@@ -9,12 +9,13 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from client import Server
+from client import Prompt, Server, as_input
 
 
-def _request(rng: random.Random, prompts: list[str]) -> tuple[dict[str, Any], float | None]:
+def _request(rng: random.Random, prompts: Sequence[Prompt]) -> tuple[dict[str, Any], float | None]:
     """Body and, for requests that are aborted, after how many seconds."""
     prompt = rng.choice(prompts)
     prompt = prompt[: rng.choice([1, 5, 40, 200, len(prompt)])]
@@ -30,7 +31,7 @@ def _request(rng: random.Random, prompts: list[str]) -> tuple[dict[str, Any], fl
     if rng.random() < 0.1:
         sampling["frequency_penalty"] = 0.5
     stream = rng.random() < 0.3
-    return {"text": prompt, "sampling_params": sampling, "stream": stream}, (
+    return {**as_input(prompt), "sampling_params": sampling, "stream": stream}, (
         rng.uniform(0.0, 0.15) if stream and rng.random() < 0.6 else None
     )
 
@@ -49,7 +50,9 @@ def _send(server: Server, body: dict[str, Any], abort_after: float | None) -> st
         connection.close()
 
 
-def hammer(server: Server, prompts: list[str], requests: int, seed: int, concurrency: int = 24) -> dict[str, Any]:
+def hammer(
+    server: Server, prompts: Sequence[Prompt], requests: int, seed: int, concurrency: int = 24
+) -> dict[str, Any]:
     """Counters before and after; `leaked` is empty when every counter is back at its start."""
     server.flush()
     before = server.internal_state()["ddtree"]

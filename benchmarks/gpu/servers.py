@@ -74,8 +74,12 @@ class Running:
         command += ["--model-path", str(self._model), *(COMMON if common is None else common), *arm.flags]
         log = (self._logs / f"{arm.name}.log").open("wb")
         self._files.append(log)
+        env = {
+            **os.environ,
+            **{name: value.replace("{PYTHONPATH}", os.environ["PYTHONPATH"]) for name, value in arm.env.items()},
+        }
         self._processes[arm.name] = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **arm.env}, start_new_session=True
+            command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
         self._servers[arm.name] = server
         return server
