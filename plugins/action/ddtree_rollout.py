@@ -56,7 +56,9 @@ class ActionModule(ActionBase):
             done = self._carry_out([self._submit_deploy(slot, release) for slot in batch])
             moved += done
             if any(item["outcome"] != "deployed" for item in done) and not self._task.check_mode:
-                return self._return(moved)
+                tried = {item["slot"] for item in moved}
+                rest = [slot["name"] for slot in slots if slot["name"] not in tried]
+                return [*self._return(moved), *({"slot": name, "outcome": "not_reached"} for name in rest)]
         return moved
 
     def _batches(self, slots: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -137,7 +139,8 @@ class ActionModule(ActionBase):
         answer = self._module({"slot": slot, "run_facts": facts, **arguments}, check)
         item: dict[str, Any] = {"slot": slot, "release": answer.get("release"), "end": "", "began": time.monotonic()}
         if answer.get("failed"):
-            return {**item, "end": "refused", "outcome": "refused", "cause": answer.get("msg", "no reason given")}
+            outcome = "locked" if answer.get("busy") else "refused"
+            return {**item, "end": outcome, "outcome": outcome, "cause": answer.get("msg", "no reason given")}
         if not answer.get("changed"):
             return {**item, "end": "noop", "outcome": "noop", "cause": "", "note": answer.get("msg", "")}
         if not answer.get("id"):
@@ -221,7 +224,7 @@ class ActionModule(ActionBase):
                 item.pop(key, None)
         outcome = worst([item["outcome"] for item in items])
         result: dict[str, Any] = {
-            "changed": outcome not in ("noop", "refused"),
+            "changed": outcome not in ("noop", "refused", "locked"),
             "diff": diff,
             "ddtree": {"outcome": outcome, "slots": items, "seconds": seconds},
         }
@@ -247,8 +250,18 @@ VERDICT_KEYS = (
     "acceptance_length",
     "t",
 )
-ORDER = ("noop", "checked", "deployed", "returned", "refused", "failed_rolled_back", "failed_not_rolled_back")
-BAD = ("refused", "failed_rolled_back", "failed_not_rolled_back")
+ORDER = (
+    "not_reached",
+    "noop",
+    "checked",
+    "deployed",
+    "returned",
+    "refused",
+    "locked",
+    "failed_rolled_back",
+    "failed_not_rolled_back",
+)
+BAD = ("refused", "locked", "failed_rolled_back", "failed_not_rolled_back")
 
 
 def worst(outcomes: list[str]) -> str:
@@ -259,7 +272,7 @@ def explain(item: dict[str, Any]) -> str:
     """One slot's failure as an operator reads it: cause first, then where the slot stands, then what to do."""
     verdict = item.get("verdict") or {}
     cause = verdict.get("cause") or item.get("cause") or "no cause was found"
-    if item["outcome"] == "refused":
+    if item["outcome"] in ("refused", "locked"):
         return f"slot {item['slot']}: refused, nothing was touched: {cause}"
     if item["outcome"] == "failed_rolled_back":
         where = f"it serves {item['serves']} again" if item.get("serves") else "nothing served there before"
