@@ -73,7 +73,9 @@ def symbols(case: Case) -> Iterator[Finding]:
         installed = case.torch_version
         evidence = [f"torch {installed}" if installed else "torch is not installed"]
         for symbol, paths in sorted(missing.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_SHOWN]:
-            evidence.append(f"{demangle(symbol)}  [{symbol}] wanted by {', '.join(sorted(paths)[:3])}")
+            name_shown = demangle(symbol)
+            mangled_too = f"  [{symbol}]" if name_shown != symbol else ""
+            evidence.append(f"{name_shown}{mangled_too} wanted by {', '.join(sorted(paths)[:3])}")
         if len(missing) > _MOST_SHOWN:
             evidence.append(f"and {len(missing) - _MOST_SHOWN} more symbols")
         yield case.finding("ABI-SYMBOLS", name, evidence, count=len(missing), torch=installed or "(none)")

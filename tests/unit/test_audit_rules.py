@@ -150,6 +150,11 @@ def test_a_shared_file_with_the_same_content_is_no_conflict(tmp_path: Path) -> N
     assert audit(tmp_path, [Dist("nvidia-a", files=files), Dist("nvidia-b", files=files)]) == []
 
 
+def test_build_scripts_dropped_at_the_top_by_mistake_are_no_conflict(tmp_path: Path) -> None:
+    one, other = (Dist(name, files={"build_backend.py": name.encode()}) for name in ("one", "other"))
+    assert audit(tmp_path, [one, other]) == []
+
+
 def test_metadata_that_cannot_be_read(tmp_path: Path) -> None:
     found = audit(
         tmp_path, [Dist("engine")], spoil=lambda site: (site / "engine-1.0.dist-info/METADATA").write_text("")

@@ -130,6 +130,15 @@ def test_the_cache_of_another_environment_is_not_used(tmp_path: Path) -> None:
     assert survey.survey(other, cache)["read_files"] > 10
 
 
+def test_a_cache_that_other_code_has_written_is_not_used(tmp_path: Path) -> None:
+    venv, cache = made(tmp_path), tmp_path / "cache.json"
+    survey.survey(venv, cache)
+    value = json.loads(cache.read_text())
+    value["key"][-1] = "another version of the reader"
+    cache.write_text(json.dumps(value))
+    assert survey.survey(venv, cache)["read_files"] > 10
+
+
 def test_a_folder_without_packages_is_no_environment(tmp_path: Path) -> None:
     with pytest.raises(bom.NotAVenv):
         survey.survey(tmp_path)

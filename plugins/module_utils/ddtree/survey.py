@@ -116,9 +116,16 @@ class _Reading:
 
     def result(self) -> dict[str, Any]:
         distributions = [facts for folder in self.folders for facts in self._distributions(folder)]
-        self._verify()
+        with concurrent.futures.ThreadPoolExecutor(max(1, self.jobs)) as pool:
+            hashes = _hashed(pool, self.venv, self._verify())
+            compiled = self._libraries()  # meanwhile: hashing leaves the interpreter free
+            for path, stamp, digest in hashes:
+                self.hashed += 1
+                if digest:
+                    self._judge(path, stamp, digest)
+                else:
+                    self._tell("unreadable", path, "cannot be read")
         self._unowned({item["folder"] for item in distributions})
-        compiled = self._libraries()
         self.files["pyvenv.cfg"] = _entry(_stamp(self.venv / "pyvenv.cfg"))
         return {
             "schema": SCHEMA,
@@ -148,8 +155,11 @@ class _Reading:
                     self.owners.setdefault(path, []).append((facts["name"], row.hash))
             yield facts
 
-    def _verify(self) -> None:
-        """Compare every recorded file with its hash. Of a file that two distributions claim, one is right."""
+    def _verify(self) -> list[tuple[str, str, Stamp]]:
+        """Compare every recorded file with its hash; those of unknown hash are returned.
+
+        Of a file that two distributions claim, one is right.
+        """
         todo: list[tuple[str, str, Stamp]] = []
         for path, rows in self.expected.items():
             stamp = self.present.get(path) or _stamp(self.venv / path)  # scripts lie outside site-packages
@@ -164,12 +174,7 @@ class _Reading:
                     self._judge(path, stamp, str(entry[4]))
                 else:
                     todo.append((path, rows[0].hash.partition("=")[0], stamp))
-        for path, stamp, digest in _hashed(self.venv, todo, self.jobs):
-            self.hashed += 1
-            if digest:
-                self._judge(path, stamp, digest)
-            else:
-                self._tell("unreadable", path, "cannot be read")
+        return todo
 
     def _judge(self, path: str, stamp: Stamp, digest: str) -> None:
         self.files[path] = [*stamp, digest]
@@ -334,18 +339,24 @@ def _walk(folder: Path, venv: Path) -> dict[str, Stamp]:
     return found
 
 
-def _hashed(venv: Path, todo: list[tuple[str, str, Stamp]], jobs: int) -> Iterator[tuple[str, Stamp, str]]:
-    """Hashes of files, big ones first. Threads suffice: hashing and reading leave the interpreter free."""
+def _hashed(
+    pool: concurrent.futures.Executor, venv: Path, todo: list[tuple[str, str, Stamp]]
+) -> Iterator[tuple[str, Stamp, str]]:
+    """Hashes of files, big ones first; begun at once, to be taken later."""
     todo.sort(key=lambda item: -item[2][0])
     batches: list[list[tuple[str, str, Stamp]]] = []
     for item in todo:
         if item[2][0] >= _BIG or not batches or len(batches[-1]) >= _BATCH or batches[-1][0][2][0] >= _BIG:
             batches.append([])
         batches[-1].append(item)
-    with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
-        for batch, digests in zip(batches, pool.map(lambda items: _digests(venv, items), batches), strict=True):
+    results = pool.map(lambda items: _digests(venv, items), batches)
+
+    def taken() -> Iterator[tuple[str, Stamp, str]]:
+        for batch, digests in zip(batches, results, strict=True):
             for (path, _, stamp), digest in zip(batch, digests, strict=True):
                 yield path, stamp, digest
+
+    return taken()
 
 
 def _digests(venv: Path, items: list[tuple[str, str, Stamp]]) -> list[str]:
