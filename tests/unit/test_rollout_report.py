@@ -42,7 +42,7 @@ def test_the_worst_slot_gives_the_hosts_outcome(rollout: ModuleType) -> None:
                 "serves": None,
                 "verdict": {"cause": "ABI", "root": "undefined symbol: x"},
             },
-            ["nothing served there before", "[root line: undefined: x]"],
+            ["nothing served there before", "[root line: undefined symbol: x]"],
         ),
         ({"outcome": "failed_not_rolled_back", "cause": "nothing intact"}, ["NOT rolled back: nothing intact"]),
         ({"outcome": "refused", "cause": "damaged"}, ["refused, nothing was touched: damaged"]),
