@@ -15,6 +15,7 @@ from rich.text import Text
 from .progress import Board, Change, Row
 
 MESSAGE_EVERY_S = 5.0  # plain output: a stage that only changes its message is not worth a line more often
+LONGEST_LINE = 200
 _STYLES = {
     "done": "green",
     "noop": "green",
@@ -33,6 +34,12 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _clip(line: str) -> str:
+    """A line of a log is a line: the whole message is in the run's progress stream."""
+    line = line.replace("\n", " ")
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "..."
 
 
 def stage_style(stage: str) -> str:
@@ -71,7 +78,7 @@ class PlainReporter(Reporter):
             return
         self._last[row.name] = now
         clock = time.strftime("%H:%M:%S", time.localtime(now))
-        line = f"{clock} {row.name:<16} {row.stage:<20} {row.message}".rstrip()
+        line = _clip(f"{clock} {row.name:<16} {row.stage:<20} {row.message}".rstrip())
         self._console.print(Text(line), soft_wrap=True)
 
 

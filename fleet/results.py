@@ -178,6 +178,9 @@ class Results:
         for host in self.hosts.values():
             if not host.outcome:
                 host.outcome = "not_reached" if self._decides and rc != 0 else "done"
+            for slot in host.slots.values():
+                if not slot.outcome and host.status is not Status.OK:
+                    slot.outcome = "not_tried"  # planned, and then something else ended the host's rollout
 
     def status(self) -> Status:
         found = {host.status for host in self.hosts.values()}
@@ -186,7 +189,7 @@ class Results:
         for status in SEVERITY:
             if status in found:
                 return status
-        if self.rc or self.no_hosts or not self.hosts:
+        if self.rc != 0 or self.no_hosts or not self.hosts:
             return Status.ERROR
         return Status.OK
 
@@ -196,6 +199,8 @@ class Results:
             return "\n".join(self.errors)
         if self.no_hosts:
             return "no host of the inventory matches: check -i and -l"
+        if self.rc is None:
+            return "Ansible was killed by a signal before it had ended; running the command again converges"
         if not self.hosts:
             return f"Ansible ended with status {self.rc} before it reached any host"
         return ""

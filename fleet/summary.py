@@ -25,6 +25,7 @@ WORDS = {
     "returned": ("returned, another slot failed", "yellow"),
     "failed_not_rolled_back": ("failed, NOT rolled back", "bold red"),
     "failed": ("failed", "red"),
+    "not_tried": ("not tried", "yellow"),
     "not_reached": ("not reached", "yellow"),
 }
 
@@ -89,14 +90,14 @@ def _table(hosts: Iterable[HostResult]) -> Table:
                 host.host,
                 slot.slot if slot else "",
                 _outcome(host, slot),
-                (slot.release if slot else None) or host.release or "",
+                "" if slot and slot.outcome == "not_tried" else (slot and slot.release) or host.release or "",
                 duration(slot.seconds) if slot and slot.seconds is not None else "",
             )
     return table
 
 
 def _outcome(host: HostResult, slot: SlotResult | None) -> Text:
-    if slot is None or (host.status is not Status.OK and not slot.outcome):
+    if slot is None:
         return words(host.outcome)
     if not slot.outcome and slot.details.get("action"):  # a plan, not yet carried out
         planned = slot.details["action"] != "none"

@@ -150,6 +150,22 @@ def test_hosts_of_a_stopped_run_are_not_reported_as_done() -> None:
     assert results.status() is Status.ROLLED_BACK
 
 
+def test_a_slot_that_was_planned_and_never_begun_is_not_called_rolled_back() -> None:
+    plan = {"slots": [{"name": "gpu1", "action": "activate"}, {"name": "gpu2", "action": "activate"}]}
+    results = fold(ok("a", plan), failed("a", TAKEN_BACK), rc=2)
+    assert {name: slot.outcome for name, slot in results.hosts["a"].slots.items()} == {
+        "gpu1": "failed_rolled_back",
+        "gpu2": "not_tried",
+    }
+
+
+def test_an_ansible_that_was_killed_is_an_error_and_said_to_be_one() -> None:
+    results = Results()
+    results.add_event(ok("a"))
+    results.finish(None)
+    assert results.status() is Status.ERROR and "killed by a signal" in results.problem()
+
+
 def test_facts_are_found_where_the_module_and_where_the_action_puts_them() -> None:
     results = fold(ok("a", ddtree_facts={"host": "a"}), ok("b", ansible_facts={"ddtree_facts": {"host": "b"}}))
     assert results.facts == {"a": {"host": "a"}, "b": {"host": "b"}}
