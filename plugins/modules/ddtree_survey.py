@@ -10,7 +10,7 @@ description:
   - Reads every distribution, file and shared library of an environment, without importing anything from it.
   - Without I(venv), those of the releases that slots point to are read; if there are none, that of the newest release.
   - Files that have not changed since the last time are not read again.
-  - Changes nothing but its own cache below I(state_dir), which check mode leaves alone too.
+  - Changes nothing but its own cache below I(state_dir), where that exists; check mode leaves it alone too.
 options:
   venv:
     description: Folder of an environment, whoever made it. Empty for those of the slots' releases.
@@ -81,7 +81,9 @@ def main() -> None:
     found = []
     for name, venv, manifest in chosen:
         key = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
-        cache = None if module.check_mode else Path(values["state_dir"]) / "audit" / f"{key}.json"
+        # a host that the toolkit does not manage is only looked at
+        keeps = Path(values["state_dir"]).is_dir() and not module.check_mode
+        cache = Path(values["state_dir"]) / "audit" / f"{key}.json" if keeps else None
         try:
             facts = survey(venv, cache, values["jobs"])
         except (bom.NotAVenv, OSError) as error:
