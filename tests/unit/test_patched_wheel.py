@@ -68,6 +68,8 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     patches = [patch_file(tmp_path)]
     first, second = (build(wheel, sha256, patches, tmp_path / name) for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}, "not the clock"
 
 
 def test_another_wheel_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
