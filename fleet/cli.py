@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_sandbox, cli_wheelhouse, content
+from . import cli_sandbox, cli_stack, cli_wheelhouse, content
 from .arguments import AnsibleOptions
 from .cli_options import Json, Reason, takes_ansible_options
 from .results import Status
@@ -242,6 +242,7 @@ def _explain_failures(session: Any) -> None:
 
 app.add_typer(cli_sandbox.app, name="sandbox")
 app.add_typer(cli_wheelhouse.app, name="wheelhouse")
+app.add_typer(cli_stack.app, name="stack")
 
 
 def main() -> None:

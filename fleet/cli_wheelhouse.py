@@ -65,6 +65,7 @@ def build(
                 {
                     "python": minor,
                     "fetched": [wheel.filename for wheel in result.fetched],
+                    "made": [wheel.filename for wheel in result.made],
                     "present": result.present,
                     "bytes": result.bytes,
                     "seconds": round(result.seconds, 2),
@@ -75,6 +76,8 @@ def build(
                 f"stack {stack}, Python {minor}: {len(result.fetched)} wheels fetched ({_mib(result.bytes)}), "
                 f"{result.present} were there, {result.seconds:.1f} s",
             )
+            for wheel in result.made:
+                _say(as_json, f"made {wheel.filename} from the lock's wheel and the stack's patches")
         _end(as_json, {"wheelhouse": str(house.root), "stack": stack, "done": done}, f"wheelhouse: {house.root}")
 
 
@@ -95,8 +98,7 @@ def verify(stack: StackName = None, python: Minor = None, wheelhouse: Root = Non
             checked, problems = len(house.entries()), house.verify()
         else:
             chosen = stacks.load(stack)
-            wheels = {wheel for minor in _minors(chosen, python) for wheel in chosen.lock(minor).wheels}
-            wheels |= {chosen.tool(name) for name in chosen.tools}
+            wheels = {wheel for minor in _minors(chosen, python) for wheel in chosen.all_wheels(minor)}
             checked, problems = len(wheels), house.verify(sorted(wheels))
     text = "\n".join(problems) or f"{checked} wheels in {house.root}: all in order"
     _end(as_json, {"wheelhouse": str(house.root), "checked": checked, "problems": problems}, text, bool(problems))
@@ -114,10 +116,106 @@ def list_(stack: StackName = None, python: Minor = None, wheelhouse: Root = None
             rows = [{"filename": e.filename, "sha256": e.sha256, "size": e.size} for e in house.entries()]
         else:
             chosen = stacks.load(stack)
-            wheels = {wheel for minor in _minors(chosen, python) for wheel in chosen.lock(minor).wheels}
-            wheels |= {chosen.tool(name) for name in chosen.tools}
+            wheels = {wheel for minor in _minors(chosen, python) for wheel in chosen.all_wheels(minor)}
             rows = [{**wheel.as_dict(), "present": house.has(wheel)} for wheel in sorted(wheels)]
     _end(as_json, {"wheelhouse": str(house.root), "wheels": rows}, "\n".join(_rows(rows)) or f"{house.root} is empty")
+
+
+Stacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stack", "-s", help="A stack of stacks/; may be given more than once; default: all.", metavar="NAME"
+    ),
+]
+
+
+@app.command(
+    epilog="Removes wheels that no lock of the stacks names, and parts of interrupted downloads. Releases on hosts are "
+    "not concerned: they hold their own files."
+)
+def prune(
+    stack: Stacks = None,
+    check: Annotated[bool, typer.Option("--check", help="Only say what would be removed.")] = False,
+    wheelhouse: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Make room: keep only what the stacks of this installation need, or only those named."""
+    from fleet import stack as stacks
+    from fleet.wheelhouse import Wheelhouse
+    from fleet.wheelhouse_prune import prune as remove
+
+    house = Wheelhouse(wheelhouse)
+    with _explained(as_json):
+        done = remove(house, _wheels_of(stack or stacks.available(), None), check=check)
+    said = "would be removed" if check else "removed"
+    text = [*done.removed, f"{len(done.removed)} {said} ({_mib(done.bytes)}), {done.kept} wheels kept in {house.root}"]
+    document = {"wheelhouse": str(house.root), "check": check, "removed": done.removed, "bytes": done.bytes}
+    _end(as_json, {**document, "kept": done.kept}, "\n".join(text))
+
+
+@app.command(
+    epilog="The file holds the wheels of the stacks with their hashes, patched ones included. An export that was "
+    "interrupted goes on where it stopped. On the other side: fleet wheelhouse import FILE"
+)
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write, such as stack.tar.", metavar="FILE")],
+    stack: Stacks = None,
+    python: Minor = None,
+    wheelhouse: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Write the wheels of stacks into one file, for a control node without network."""
+    from fleet import stack as stacks
+    from fleet import wheelhouse_archive
+    from fleet.wheelhouse import Wheelhouse
+
+    house, names = Wheelhouse(wheelhouse), stack or stacks.available()
+    with _explained(as_json):
+        wheels = _wheels_of(names, python)
+        with _progress(as_json, f"export to {file.name}") as report:
+            done = wheelhouse_archive.export(house, names, wheels, file, report)
+    document = {"file": str(file), "stacks": names, "wheels": done.wheels, "bytes": done.bytes}
+    again = f", {done.continued} of them written before" if done.continued else ""
+    text = f"{file}: {done.wheels} wheels of {', '.join(names)}{again}, {_mib(done.bytes)}"
+    _end(as_json, {**document, "continued": done.continued}, text)
+
+
+@app.command(
+    "import",
+    epilog="Every wheel is hashed and opened before it is kept. What is there already is skipped, so an import that "
+    "was interrupted goes on. Exit status 1: the file is damaged or cut off; what came before the damage is kept.",
+)
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `fleet wheelhouse export` wrote.", metavar="FILE")],
+    wheelhouse: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Take the wheels of an exported file into the wheelhouse, and say whether its stacks are complete now."""
+    from fleet import stack as stacks
+    from fleet import wheelhouse_archive
+    from fleet.wheelhouse import Wheelhouse
+
+    house = Wheelhouse(wheelhouse)
+    with _explained(as_json):
+        with _progress(as_json, f"import of {file.name}") as report:
+            done = wheelhouse_archive.import_(house, file, report)
+        complete = {}
+        for name in done.stacks:
+            if name in stacks.available():
+                for minor in stacks.load(name).python:
+                    complete[f"{name}, Python {minor}"] = len(house.missing(stacks.load(name).all_wheels(minor)))
+    text = [f"{len(done.added)} wheels taken into {house.root}, {done.present} were there"]
+    text += [f"stack {name}: {f'{count} wheels missing' if count else 'complete'}" for name, count in complete.items()]
+    text += [f"stack {name} is unknown to this fleet" for name in done.stacks if name not in stacks.available()]
+    document = {"wheelhouse": str(house.root), "added": [wheel.filename for wheel in done.added]}
+    _end(as_json, {**document, "present": done.present, "missing": complete}, "\n".join(text))
+
+
+def _wheels_of(names: Iterable[str], python: str | None) -> set[Any]:
+    from fleet import stack as stacks
+
+    chosen = [stacks.load(name) for name in names]
+    return {wheel for item in chosen for minor in _minors(item, python) for wheel in item.all_wheels(minor)}
 
 
 def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -189,14 +189,16 @@ def _write_record(members: dict[str, tuple[bytes, int]], info: str) -> None:
 
 
 def _pack(members: dict[str, tuple[bytes, int]], out: Path, info: str) -> None:
-    # The dist-info comes last, as installers that stream a wheel expect.
+    # The dist-info comes last, as installers that stream a wheel expect. Nothing is compressed: compressors of
+    # different versions write different bytes, and the wheel is known by its hash on every machine.
     order = sorted(members, key=lambda path: (path.startswith(info), path))
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for path in order:
             data, mode = members[path]
             entry = zipfile.ZipInfo(path, date_time=_TIMESTAMP)
             entry.external_attr = (mode or 0o100644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.compress_type = zipfile.ZIP_STORED
+            entry.create_system = 3
             archive.writestr(entry, data)
 
 

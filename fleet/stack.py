@@ -89,6 +89,13 @@ class Tie(_Model):
     content_sha256: str = pydantic.Field(pattern=r"^([0-9a-f]{64})?$")
 
 
+class Patched(_Model):
+    """An engine's wheel that is changed by patches/, and the number that its local version gets."""
+
+    distribution: str
+    revision: int = pydantic.Field(gt=0)
+
+
 class Stack(_Model):
     """One stack.yml. The keys from `python` to `needs_compiler` are what preflight asks of a host."""
 
@@ -110,6 +117,8 @@ class Stack(_Model):
     needs_compiler: bool = False
     min_memory_gib: float = 0.0
     engines: list[str]
+    # engine to the wheel of the lock that its releases hold in a patched form
+    patched: dict[str, Patched] = {}
     wheels_bytes: int
     install_bytes: int
     install_files: int
@@ -175,6 +184,23 @@ class Stack(_Model):
                     f"has {found} and the stack CUDA {self.cuda}"
                 )
 
+    def release_wheels(self, python_version: str, engine: str) -> tuple[LockedWheel, ...]:
+        """What a release of this engine holds beside our own package: the lock, with the engine's wheel patched."""
+        from fleet import stack_patched
+
+        patched = stack_patched.pinned(self, python_version)[engine] if engine in self.patched else None
+        return tuple(
+            patched if patched is not None and wheel.name == patched.name else wheel
+            for wheel in self.lock(python_version).wheels
+        )
+
+    def all_wheels(self, python_version: str) -> tuple[LockedWheel, ...]:
+        """Everything that hosts with this Python may need of the wheelhouse: lock, patched wheels, tools."""
+        from fleet import stack_patched
+
+        found = {*self.lock(python_version).wheels, *stack_patched.pinned(self, python_version).values()}
+        return tuple(sorted(found | {self.tool(name) for name in self.tools}))
+
     def tool(self, name: str) -> LockedWheel:
         value = self.tools[name]
         return LockedWheel(canonicalize_name(name), value.version, value.filename, value.sha256, value.size)
@@ -225,6 +251,12 @@ def load_directory(directory: Path) -> Stack:
     if stack.name != directory.name:
         raise StackError(f"{path}: name is {stack.name}, but the folder is called {directory.name}")
     return stack
+
+
+def forget() -> None:
+    """Read files again that were read before: this process has written them."""
+    load_directory.cache_clear()
+    _read_lock.cache_clear()
 
 
 def _words(error: Exception) -> str:

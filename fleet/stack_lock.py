@@ -14,7 +14,7 @@ import sys
 import tempfile
 import tomllib
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from packaging import tags
 from packaging.utils import canonicalize_name
 
 from fleet import stack as stacks
+from fleet.patched_wheel import PatchedWheelError
 from fleet.stack import LockedWheel, Stack, StackError, format_lock
+from fleet.stack_patched import lock_file, lock_text
 from fleet.wheelfile import name_parts
+from fleet.wheelhouse import Wheelhouse, WheelhouseError
 from fleet.wheelhouse_sources import Configured, pip_configuration
 
 HEADER = """Lock of stack {stack} for Python {minor}, linux {arch}, glibc {glibc} or newer.
@@ -147,6 +150,51 @@ def drift(stack: Stack) -> Iterator[str]:
                 yield f"{path.name}: {name}: locked {was}, resolves to {now}"
         if old == new:
             yield f"{path.name}: text differs ({_short(before)}, would be {_short(after)})"
+    yield from _patched_drift(stack)
+
+
+def _patched_drift(stack: Stack) -> Iterator[str]:
+    if not stack.patched:
+        return
+    for minor in stack.python:
+        path = lock_file(stack, minor)
+        try:
+            wanted = lock_text(Wheelhouse(), stack, minor)
+        except (PatchedWheelError, WheelhouseError) as error:
+            yield f"{path.name}: cannot be made: {error}"
+            continue
+        if not path.is_file() or path.read_text() != wanted:
+            yield f"{path.name}: the patches make another wheel than it pins"
+
+
+def write(stack: Stack, *, upgrade: bool = False) -> list[dict[str, Any]]:
+    """Make every lock of the stack again, and the pins of its patched wheels; says what was written."""
+    texts = {stack.lock_file(minor): make(stack, minor, upgrade=upgrade) for minor in stack.python}
+    written = _write(texts)  # all or none
+    stacks.forget()
+    return written + write_patched(stack)
+
+
+def write_patched(stack: Stack, house: Wheelhouse | None = None) -> list[dict[str, Any]]:
+    """Make the patched wheels of the present locks and patches, and pin them."""
+    if not stack.patched:
+        return []
+    store = house or Wheelhouse()
+    try:
+        return _write({lock_file(stack, minor): lock_text(store, stack, minor) for minor in stack.python})
+    except (PatchedWheelError, WheelhouseError) as error:
+        raise StackError(str(error)) from error
+
+
+def _write(texts: Mapping[Path, str]) -> list[dict[str, Any]]:
+    written = []
+    for path, text in texts.items():
+        wheels = stacks.parse_lock(text)
+        size = sum(wheel.size for wheel in wheels)
+        path.write_text(text)
+        line = f"{path}: {len(wheels)} wheels, {size} bytes"
+        written.append({"file": str(path), "wheels": len(wheels), "bytes": size, "text": line})
+    return written
 
 
 def _short(text: str) -> str:
@@ -165,12 +213,8 @@ def main() -> int:
             found = list(drift(chosen))
             print("\n".join(found) or f"the locks of stack {chosen.name} are what requirements.in resolves to")
             return 1 if found else 0
-        for minor in chosen.python:
-            path = chosen.lock_file(minor)
-            text = make(chosen, minor, upgrade=options.upgrade)
-            wheels = stacks.parse_lock(text)
-            path.write_text(text)
-            print(f"{path}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels)} bytes")
+        for item in write(chosen, upgrade=options.upgrade):
+            print(item["text"])
     except StackError as error:
         print(error, file=sys.stderr)
         return 1

@@ -64,7 +64,7 @@ def plan(desired: Mapping[str, Any], python_version: str) -> ReleasePlan:
         python=python_version,
         lock_sha256=lock.sha256,
         engine_wheel=wheel,
-        wheels=tuple(sorted((*lock.wheels, own))),
+        wheels=tuple(sorted((*chosen.release_wheels(python_version, engine), own))),
         tools=tuple(chosen.tool(name) for name in sorted(chosen.tools)),
     )
 

@@ -19,12 +19,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 
-from fleet import wheelfile
+from fleet import patched_wheel, stack_patched, wheelfile
 from fleet.stack import LockedWheel, Stack
 from fleet.wheelhouse_sources import Candidate, Finder, shown
 
@@ -71,6 +71,8 @@ class Completion:
     present: int
     bytes: int
     seconds: float
+    # patched wheels that were made here
+    made: tuple[LockedWheel, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,16 +156,28 @@ class Wheelhouse:
     def complete(
         self, stack: Stack, python_minor: str, report: Report | None = None, finder: Finder | None = None
     ) -> Completion:
-        """Fetch what the stack's lock names and the store lacks. Raises WheelhouseError, StackError.
+        """Fetch what the stack's lock names and the store lacks, and make its patched wheels.
 
-        Safe to kill and to run again: complete files stay, a file that was cut off is continued.
+        Raises WheelhouseError, StackError. Safe to kill and to run again: complete files stay, a file that was cut off
+        is continued.
         """
         wheels = (*stack.lock(python_minor).wheels, *(stack.tool(name) for name in stack.tools))
+        fetched = self.fetch(stack, wheels, report, finder)
+        try:
+            made = stack_patched.provide(self, stack, python_minor)
+        except patched_wheel.PatchedWheelError as error:
+            raise WheelhouseError(f"stack {stack.name}, Python {python_minor}: {error}") from error
+        return dataclasses.replace(fetched, made=tuple(made))
+
+    def fetch(
+        self, stack: Stack, wheels: Sequence[LockedWheel], report: Report | None = None, finder: Finder | None = None
+    ) -> Completion:
+        """Fetch those of `wheels` that are not there. Raises WheelhouseError."""
         began = time.monotonic()
         missing = self.missing(wheels)
         if not missing:
             return Completion((), len(wheels), 0, time.monotonic() - began)
-        with self._exclusive():
+        with self.exclusive():
             missing = self.missing(wheels)  # another run may have fetched them while this one waited
             self._check_space(missing)
             own = finder or Finder(stack)
@@ -217,7 +231,7 @@ class Wheelhouse:
         temporary.replace(path.parent / "checked.json")
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """One run at a time fetches into this store; others wait and then find the files there."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)

@@ -49,8 +49,7 @@ class ActionModule(ActionBase):
     def _complete(self, folder: str, name: str, minor: str) -> dict[str, Any]:
         house, stack = Wheelhouse(folder or None), stacks.load(name)
         if self._task.check_mode:
-            wheels = (*stack.lock(minor).wheels, *(stack.tool(tool) for tool in stack.tools))
-            lacking = house.missing(wheels)
+            lacking = house.missing(stack.all_wheels(minor))
             size = sum(wheel.size for wheel in lacking)
             return {"root": str(house.root), "missing": [wheel.filename for wheel in lacking], "bytes": size}
 

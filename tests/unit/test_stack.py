@@ -45,7 +45,8 @@ def test_the_sizes_that_preflight_asks_for_are_those_of_the_largest_lock() -> No
     for name in stack.available():
         found = stack.load(name)
         tools = sum(found.tool(tool).size for tool in found.tools)
-        assert found.wheels_bytes == max(found.lock(minor).size for minor in found.python) + tools, name
+        releases = [found.release_wheels(minor, engine) for minor in found.python for engine in found.engines]
+        assert found.wheels_bytes == max(sum(wheel.size for wheel in wheels) for wheels in releases) + tools, name
 
 
 def test_a_lock_reads_back_as_it_was_written() -> None:

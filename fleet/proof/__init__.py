@@ -1,0 +1,1 @@
+"""Proof that a stack's lock works: a resolver only shows that names and versions agree."""
