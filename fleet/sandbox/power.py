@@ -24,9 +24,21 @@ from .layout import Host, Layout, Names
 INIT = "/usr/local/sbin/sandbox-init"
 # Joins its cgroups first and then detaches: when it returns, the keeper is where `is_on` looks for it.
 DETACH = 'for group in $KEEPER_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit; done; exec setsid --fork "$@"'
+# A v2 cgroup that has passed controllers on takes no process any more, so each boot there begins with a fresh one.
 KEEPER = """
+enter() {
+    if [ -e "$1/cgroup.controllers" ]; then
+        for try in 1 2 3 4 5 6 7 8 9 10; do
+            [ ! -d "$1" ] || find "$1" -depth -type d -exec rmdir {} + 2>/dev/null
+            [ -d "$1" ] || break
+            sleep 0.05
+        done
+        mkdir -p "$1"
+    fi
+    echo 0 > "$1/cgroup.procs"
+}
 while :; do
-    (for group in $HOST_CGROUPS; do echo 0 > "$group/cgroup.procs"; done; unset KEEPER_CGROUPS HOST_CGROUPS; exec "$@")
+    (for group in $HOST_CGROUPS; do enter "$group" || exit; done; unset KEEPER_CGROUPS HOST_CGROUPS; exec "$@")
     [ $? -eq 133 ] || exit 0
 done
 """

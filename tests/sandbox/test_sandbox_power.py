@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fleet.sandbox import Sandbox, SandboxError
+from fleet.sandbox import Sandbox, SandboxError, power
 from fleet.sandbox.power import answers_ssh
 
 HOST = "ct129"
@@ -37,6 +37,8 @@ def test_a_reboot_keeps_identity_and_disk(sandbox: Sandbox) -> None:
     assert boot_id(sandbox) != before
     assert sandbox.ssh(HOST, IDENTITY).stdout == identity
     assert sandbox.ssh(HOST, "cat /var/lib/kept /run/lost").stdout == "kept\n"
+    # It is still where the sandbox looks for it.
+    assert power.leader(sandbox.names, sandbox.layout.host(HOST)) is not None
 
 
 def test_power_loss_lets_nothing_finish(sandbox: Sandbox) -> None:
