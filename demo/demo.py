@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from demo import broken_engines  # noqa: E402
 from fleet import content  # noqa: E402
-from fleet.sandbox import Sandbox, SandboxError  # noqa: E402
+from fleet.sandbox import DEFAULT_SUBNET, Sandbox, SandboxError  # noqa: E402
 
 HOST = "ct200"
 PORT = 30001
@@ -56,8 +56,9 @@ def step(title: str) -> Iterator[None]:
     console.print()
     console.rule(Text(title, style="bold"), align="left")
     began = time.monotonic()
+    place = len(timings)
     yield
-    timings.append((title, time.monotonic() - began))
+    timings.insert(place, (title, time.monotonic() - began))
 
 
 def command(*argv: str, expect: int | None = 0) -> int:
@@ -107,9 +108,13 @@ def verdict(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def run(sandbox: Sandbox, engines: Path) -> None:
-    """All steps. The hosts of a sandbox that was up before are used as they are."""
-    with step("1. Two hosts: systemd, sshd, eight simulated GPUs each, reached over SSH alone"):
-        command("fleet", "sandbox", "up")
+    """All steps, on fresh hosts: what was deployed to a sandbox before would make the first deployment another one."""
+    with step("1. Two hosts with systemd, sshd and simulated GPUs"):
+        subnet = sandbox.layout.subnet if sandbox.exists() else DEFAULT_SUBNET
+        if sandbox.exists():
+            console.print("a sandbox is there already; its hosts are replaced by new ones")
+            command("fleet", "sandbox", "down")
+        command("fleet", "sandbox", "up", *(() if subnet == DEFAULT_SUBNET else ("--subnet", subnet)))
         if sandbox.inventory != content.default_inventory():  # a sandbox of one's own, by DDTREE_SANDBOX_DIR
             console.print(Text(f"$ export ANSIBLE_INVENTORY={sandbox.inventory}", style="cyan"), soft_wrap=True)
             os.environ["ANSIBLE_INVENTORY"] = str(sandbox.inventory)
@@ -127,7 +132,7 @@ def run(sandbox: Sandbox, engines: Path) -> None:
         if property_of(sandbox, "ddtree-gpu1.service", "InvocationID") != unit:
             fail("a deployment without a difference restarted the slot")
 
-    with step("5. A broken release: its engine dies three seconds after its start"):
+    with step("5. A broken release: its engine dies after three seconds"):
         broken = broken_engines.make("crash-after-3s", engines)
         command("fleet", "deploy", "-l", HOST, "-e", f"fleet_engine_path={broken}", expect=2)
         found = verdict(sandbox)
@@ -135,9 +140,9 @@ def run(sandbox: Sandbox, engines: Path) -> None:
         if "dead after three seconds" not in f"{found.get('root')} {found.get('cause')}":
             fail(f"the verdict does not name the cause: {found}")
         if found.get("death_to_verdict_s") is not None:
-            timings.append(("   of that: from the engine's death to the verdict", found["death_to_verdict_s"]))
+            timings.append(("   of that, from the engine's death to the verdict", found["death_to_verdict_s"]))
 
-    with step("6. The slot serves its last known good release again"):
+    with step("6. The last known good release serves again"):
         after = complete(sandbox)
         if after["choices"] != before["choices"]:
             fail("the slot answers differently from before")
@@ -150,7 +155,7 @@ def run(sandbox: Sandbox, engines: Path) -> None:
 
 def show_timings() -> None:
     table = Table(title="Times", title_justify="left", box=None, pad_edge=False)
-    table.add_column("step")
+    table.add_column("step", no_wrap=True)
     table.add_column("seconds", justify="right")
     for title, seconds in timings:
         table.add_row(title, f"{seconds:.1f}")
@@ -168,10 +173,9 @@ def main() -> None:
         fail(str(error))
     show_timings()
     console.print()
-    console.print(
-        "The sandbox is still up: `.venv/bin/fleet sandbox status` shows it, `.venv/bin/fleet sandbox ssh ct200`"
-    )
-    console.print("enters a host, and `.venv/bin/fleet sandbox down` removes all of it.")
+    console.print("The sandbox is still up, serving. Look around, then remove all of it:")
+    for line in ("fleet status", "fleet logs ct200:gpu1", "fleet sandbox ssh ct200", "fleet sandbox down"):
+        console.print(f"    .venv/bin/{line}")
 
 
 if __name__ == "__main__":
