@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+from ddtree_engine.supervisor import toolkit
 from ddtree_engine.supervisor.activity import Activity
 from ddtree_engine.supervisor.environment import HELP, EnvironmentProblem, Settings, read
 from ddtree_engine.supervisor.notify import Notifier
@@ -88,6 +89,7 @@ class Supervisor:
     def _spawn(self) -> subprocess.Popen[bytes]:
         """The engine: own process group (a Ctrl-C here is passed on once, by us), and never without its parent."""
         environ = {name: value for name, value in self._environ.items() if name not in _OURS_ALONE}
+        environ |= toolkit.environment(environ)
         libc = ctypes.CDLL(None, use_errno=True)
 
         def die_with_parent() -> None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddtree_engine.supervisor import toolkit
+
 from .environment import ProofError, Venv
 
 _TIMEOUT_S = 1200
@@ -111,10 +113,8 @@ def run(
         values = (json.dumps(capability), json.dumps(list(names)), json.dumps(list(packages)))
         environment = {"PATH": "/usr/bin:/bin", "HOME": home, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        for toolkit in venv.site.glob(
-            "nvidia/*/bin/nvcc"
-        ):  # packages that look for a toolkit take the host's otherwise
-            environment["CUDA_HOME"] = str(toolkit.parent.parent)
+        environment["XDG_CACHE_HOME"] = home
+        environment |= toolkit.environment(environment, venv.site, venv.folder)  # as a slot has it
         if standin is not None:
             environment["LD_LIBRARY_PATH"] = str(standin.parent)
         done = subprocess.run(

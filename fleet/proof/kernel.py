@@ -7,6 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from ddtree_engine.supervisor import toolkit as engine_toolkit
 from fleet import content
 
 from .environment import ProofError, Venv
@@ -65,13 +66,13 @@ class Kernel:
 def compile_and_link(venv: Venv, folder: Path, architecture: str = "sm_120", standin: Path | None = None) -> Kernel:
     """Raises ProofError, also where a tool, a header or a library of the host's own toolkit took part."""
     folder.mkdir(parents=True, exist_ok=True)
-    toolkit = _toolkit(venv.site)
+    toolkit = engine_toolkit.view(_toolkit(venv.site), folder / "cuda")  # as the engine's own compilers get it
     source, out = folder / "kernel.cu", folder / "kernel.so"
     source.write_text(_SOURCE)
     # no CUDA_HOME and no toolkit on PATH: where nvcc lacks a part it has to fail, not to find the host's
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
     nvcc = [str(toolkit / "bin" / "nvcc"), f"-arch={architecture}", "-std=c++17", "-Xcompiler", "-fPIC"]
-    link = ["-shared", "-cudart", "none", f"-L{toolkit / 'lib'}", "-l:libcudart.so.13", "-o", str(out), str(source)]
+    link = ["-shared", "-cudart", "none", f"-L{toolkit / 'lib64'}", "-lcudart", "-o", str(out), str(source)]
     said = _run([*nvcc, "--dryrun", *link], environment)
     tools = sorted(set(re.findall(r"(?<![\w+])(cicc|ptxas|fatbinary|cudafe\+\+|nvlink)(?![\w])", said)))
     foreign = sorted(set(re.findall(r"/usr/(?:local/)?[^\s\"']*cuda[^\s\"']*", said)))
