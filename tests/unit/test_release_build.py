@@ -161,6 +161,13 @@ def test_the_imports_run_as_the_service_user(host: wheel_kit.Host, uv_wheel: tup
         shutil.rmtree(folder)
 
 
+def test_the_imports_see_the_releases_own_cuda_toolkit(host: wheel_kit.Host) -> None:
+    check = "import os, sys\nassert os.environ['CUDA_HOME'].startswith(sys.prefix), os.environ\n"
+    check += "assert os.path.isfile(os.environ['CUDA_HOME'] + '/bin/nvcc')\n"
+    files = {"engine/__init__.py": check, "nvidia/cu13/bin/nvcc": "#!/bin/sh\n"}
+    assert host.build("cpu-a", wheel_kit.make_wheel(host.wheels, "engine", files=files)).built
+
+
 def test_a_build_killed_half_way_is_not_visible_and_the_next_one_succeeds(
     host: wheel_kit.Host, base: LockedWheel
 ) -> None:

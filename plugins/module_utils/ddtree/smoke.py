@@ -64,6 +64,7 @@ def imports(python: Path, modules: Sequence[str], user: str) -> Outcome:
         "TRANSFORMERS_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
+        **_toolkit(python),
     }
     switch = _switch(user)
     if switch and Path("/run/systemd/system").is_dir():
@@ -89,6 +90,12 @@ def imports(python: Path, modules: Sequence[str], user: str) -> Outcome:
     seconds = time.monotonic() - began
     output = (done.stdout + done.stderr)[-16000:]
     return Outcome("" if done.returncode == 0 else _cause(done.returncode, done.stdout, done.stderr), output, seconds)
+
+
+def _toolkit(python: Path) -> dict[str, str]:
+    """The release's own toolkit, as in a slot: kernels load the runtime of the host's where CUDA_HOME names none."""
+    found = sorted(python.parent.parent.glob("lib/python3*/site-packages/nvidia/*/bin/nvcc"))
+    return {"CUDA_HOME": str(found[-1].parent.parent)} if found else {}
 
 
 def _switch(user: str) -> dict[str, object]:
