@@ -13,12 +13,12 @@ from .layout import GPUS_PER_HOST
 # kind: (what its value looks like, or None; whether it belongs to the whole host; what it does)
 KINDS: dict[str, tuple[str | None, bool, str]] = {
     "gone": (None, False, "the GPU is not listed any more; indices behind it move up"),
-    "lost": (None, False, "off the bus: Xid 79 in the kernel log, queries name the lost GPU and end with status 15"),
+    "lost": (None, False, "off the bus: Xid 79 is logged, queries end with status 15"),
     "xid": (r"\d{1,3}", False, "a kernel line with this Xid, e.g. xid:48"),
     "ecc": (r"\d+", False, "so many uncorrected ECC errors since boot, e.g. ecc:2"),
     "remap": (None, False, "a row remapping is pending"),
     "remap-failure": (None, False, "a row remapping failed"),
-    "foreign": (None, False, "a process of somebody else runs on the GPU (a real process on the host)"),
+    "foreign": (None, False, "a process of somebody else runs on the GPU"),
     "cap": (r"\d{1,2}\.\d", False, "another compute capability, e.g. cap:8.9"),
     "temp": (r"\d{1,3}", False, "temperature in degrees, e.g. temp:95"),
     "mig": (None, False, "MIG mode is on"),

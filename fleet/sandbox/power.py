@@ -197,7 +197,7 @@ def answers_ssh(address: str, timeout: float = 1.0) -> bool:
         return False
 
 
-def wait_ssh(names: Names, host: Host, patience: float = 60.0) -> None:
+def wait_ssh(names: Names, host: Host, patience: float = 120.0) -> None:
     deadline = time.monotonic() + patience
     while not answers_ssh(host.address):
         if not is_on(names, host):
