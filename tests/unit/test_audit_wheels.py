@@ -58,12 +58,12 @@ def test_a_member_outside_the_target_is_told_and_never_written(tmp_path: Path, m
 
 
 def test_a_record_that_lies_is_told(tmp_path: Path) -> None:
-    dist = Dist("liar", files={"liar/__init__.py": b"a = 1\n", "liar/_C.so": toys.elf()})
+    dist = Dist("liar", files={"liar/__init__.py": b"a = 1\n", "liar/_C.so": toys.elf(runpath="a")})
     (path,) = written(tmp_path / "wheels", [dist])
     lies = zipfile.ZipFile(path).read("liar-1.0.dist-info/RECORD")
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in dist.members().items():
-            changed = {"liar/__init__.py": b"a = 2\n", "liar/_C.so": toys.elf(exported=["b"])}
+            changed = {"liar/__init__.py": b"a = 2\n", "liar/_C.so": toys.elf(runpath="b")}
             archive.writestr(name, changed.get(name, data))
         archive.writestr("liar-1.0.dist-info/RECORD", lies)
     rule, subject, evidence = judged(wheels.survey_wheels([path], "3.11"))[0]

@@ -95,6 +95,11 @@ def _others(value: dict[str, object]) -> dict[str, str]:
     return {item["name"]: item["version"] for item in value["distributions"] if item["name"] != "torch"}  # type: ignore[attr-defined]
 
 
+def test_a_package_with_a_cuda_build_in_its_version_comes_before_the_engine() -> None:
+    rows = gaps.compare(bom("2.11.0", sglang="1.0", zeta="1.0+cu130"), bom("2.11.0", sglang="1.1", zeta="1.0+cu128"))
+    assert [(row.name, row.significant) for row in rows] == [("zeta", True), ("sglang", False)]
+
+
 def test_another_python_comes_first() -> None:
     rows = gaps.compare(bom("2.11.0+cu130", python="3.12"), bom("2.11.0+cu128", python="3.11"))
     assert [row.name for row in rows] == ["python", "torch"]
