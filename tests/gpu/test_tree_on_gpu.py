@@ -1,6 +1,6 @@
 """On a GPU with the engine's kernels: device trees, masks and walks against host code (run by hand, not in CI).
 
-    PYTHONPATH=<unpacked site>:. python3 -m pytest tests/gpu
+PYTHONPATH=<unpacked site>:. python3 -m pytest tests/gpu
 """
 
 from __future__ import annotations
