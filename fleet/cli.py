@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_sandbox, cli_stack, cli_wheelhouse, content
+from . import cli_audit, cli_sandbox, cli_stack, cli_wheelhouse, content
 from .arguments import AnsibleOptions
 from .cli_options import Json, Reason, takes_ansible_options
 from .results import Status
@@ -240,6 +240,12 @@ def _explain_failures(session: Any) -> None:
         session.err.print(session.results.problem(), style="red", markup=False, soft_wrap=True)
 
 
+for _command, _lines in (
+    (cli_audit.audit, cli_audit.AUDIT_EXAMPLES),
+    (cli_audit.bom, cli_audit.BOM_EXAMPLES),
+    (cli_audit.diff, cli_audit.DIFF_EXAMPLES),
+):
+    app.command(epilog=_examples(*_lines))(_command)
 app.add_typer(cli_sandbox.app, name="sandbox")
 app.add_typer(cli_wheelhouse.app, name="wheelhouse")
 app.add_typer(cli_stack.app, name="stack")

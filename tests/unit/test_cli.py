@@ -357,7 +357,9 @@ def test_logs_of_an_unknown_host_is_an_error_in_words(fleet: Fleet) -> None:
     assert done.returncode == 1 and "no host" in (done.stdout + done.stderr).lower()
 
 
-@pytest.mark.parametrize("command", ["deploy", "rollback", "preflight", "status", "history", "releases", "logs"])
+@pytest.mark.parametrize(
+    "command", ["deploy", "rollback", "preflight", "status", "history", "releases", "logs", "audit", "bom", "diff"]
+)
 def test_every_command_teaches_with_examples(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fleet.cli", command, "--help"], capture_output=True, text=True, check=True
