@@ -252,12 +252,15 @@ def start_bad_deploy_and_wait_for_flip(fleet: Fleet, kind: str) -> subprocess.Po
     raise AssertionError("the deployment never flipped the slot")
 
 
+ENDS = ("taken_back", "failed", "committed", "abandoned", "quarantined")
+
+
 def wait_until_closed(fleet: Fleet, seconds: float, kind: str = "deploy") -> dict[str, Any]:
     """The entry that ends the newest activation of this kind."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         entries = [entry for entry in fleet.journal() if entry.get("kind") == kind]
-        if entries and entries[-1]["event"] in ("taken_back", "failed", "committed", "abandoned"):
+        if entries and entries[-1]["event"] in ENDS:
             return entries[-1]
         time.sleep(0.5)
     raise AssertionError(f"still open after {seconds} s: {fleet.journal()[-3:]}")
@@ -294,6 +297,24 @@ def test_a_killed_activation_is_taken_back_at_once(fleet: Fleet, good: str) -> N
     assert last["event"] == "taken_back" and last["to_release"] == good
     process.wait(120)
     assert fleet.release() == good and fleet.healthy()
+
+
+def test_a_lost_gpu_sets_the_slot_aside_and_does_not_blame_the_release(fleet: Fleet, good: str) -> None:
+    process = start_bad_deploy_and_wait_for_flip(fleet, "no-port")
+    fleet.sandbox.fault(HOST, "1=gone")
+    try:
+        last = wait_until_closed(fleet, 60)
+        process.wait(120)
+        assert last["event"] == "quarantined" and fleet.sandbox.gpu_uuid(HOST, 1) in last["cause"]
+        verdict = [entry for entry in fleet.journal() if entry["event"] == "verdict"][-1]
+        assert verdict["verdict"] == "host_fault"
+        assert fleet.show("ddtree-gpu1.service", "ActiveState") != "active" and fleet.healthy(30002)
+        run = fleet.deploy()
+        assert run.code != 0 and fleet.sandbox.gpu_uuid(HOST, 1) in " ".join(run.out.split())
+    finally:
+        fleet.sandbox.fault(HOST, "clear")
+    run = fleet.deploy(fleet_force=True)
+    assert run.code == 0 and fleet.release() == good and fleet.healthy(), run.out[-3000:]
 
 
 def test_deploying_after_all_that_converges_with_history_intact(fleet: Fleet, good: str) -> None:
