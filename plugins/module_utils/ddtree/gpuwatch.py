@@ -12,6 +12,8 @@ from .process import run
 SANDBOX_MARK = Path("/etc/sandbox-host")
 SANDBOX_KERNEL_LOG = Path("/run/sandbox-kernel.log")
 INTERVAL_S = 1.0
+# After a death the verdict is due within a second; a GPU that takes longer to answer is judged by what was seen before.
+LOOK_S = 0.5
 
 
 def kernel_gpu_lines(since: float) -> list[str]:
@@ -47,8 +49,11 @@ class GpuWatch:
         self._stop.set()
 
     def fault(self, look: bool = False) -> str | None:
+        """What was found so far; `look`: look once more, but wait no longer than LOOK_S for a slow nvidia-smi."""
         if look and self.uuid and not self._fault:
-            self._look()
+            looker = threading.Thread(target=self._look, name="gpu-look", daemon=True)
+            looker.start()
+            looker.join(LOOK_S)
         return self._fault
 
     def _watch(self) -> None:
@@ -57,7 +62,8 @@ class GpuWatch:
 
     def _look(self) -> None:
         with self._lock:
-            self._fault = self._fault or self._present() or self._kernel()
+            known = self._kernel() if self.bus else None  # the quick look first, once it is known whose lines to read
+            self._fault = self._fault or known or self._present() or self._kernel()
 
     def _present(self) -> str | None:
         result = run("nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader", check=False, timeout=8)
@@ -83,7 +89,7 @@ class GpuWatch:
     def _ours(self, line: str) -> bool:
         """Whether a kernel line speaks of this GPU; lines without a bus address count for every GPU."""
         found = re.search(r"PCI:([0-9a-fA-F:.]+)", line)
-        if not found or not self.bus:
+        if not found:
             return True
         return _bus_key(found.group(1)) == _bus_key(self.bus)
 
