@@ -102,6 +102,9 @@ from ansible.module_utils.ddtree import transaction, units
 from ansible.module_utils.ddtree.journal import OUTCOMES, Journal, SlotState, fold
 from ansible.module_utils.ddtree.paths import RECOVER_UNIT, Paths, activation_unit
 
+# Longest time, in seconds, that an activation may take to tidy up after its outcome.
+TIDY_S = 60.0
+
 
 def current_text(paths: Paths, slot: str) -> dict[str, str]:
     """What stands on the host for the slot now, for the diff."""
@@ -127,6 +130,16 @@ def differences(paths: Paths, slot: str, record: dict) -> list[dict]:
     ]
 
 
+def wait_until_free(module: AnsibleModule, paths: Paths, slot: str) -> None:
+    """An activation that has its outcome and only tidies up is waited for; one that is open makes the slot busy."""
+    end = time.monotonic() + TIDY_S
+    while units.show(activation_unit(slot)).active in ("activating", "active", "reloading"):
+        state = fold(Journal(paths.journal).entries()).get(slot)
+        if (state and state.open) or time.monotonic() > end:
+            module.fail_json(msg=f"an activation of slot {slot} is already under way on this host", busy=True)
+        time.sleep(0.2)
+
+
 def begin(module: AnsibleModule, paths: Paths, record: dict, api_key: str) -> None:
     slot = record["slot"]
     offset = Journal(paths.journal).size()
@@ -134,9 +147,7 @@ def begin(module: AnsibleModule, paths: Paths, record: dict, api_key: str) -> No
     result = {"changed": True, "release": record["release"], "offset": offset, "id": "", "diff": diff}
     if not module.check_mode:
         record["id"] = transaction.new_id()
-        state = units.show(activation_unit(slot))
-        if state.active in ("activating", "active", "reloading"):
-            module.fail_json(msg=f"an activation of slot {slot} is already under way on this host", busy=True)
+        wait_until_free(module, paths, slot)
         transaction.submit(paths, record, api_key)
         units.reset_failed(activation_unit(slot))
         units.start(activation_unit(slot))

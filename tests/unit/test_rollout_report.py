@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-PLUGIN = Path(__file__).parents[2] / "plugins" / "action" / "ddtree_rollout.py"
+from fleet import rollout_report as rollout
 
 
-@pytest.fixture(scope="module")
-def rollout() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ddtree_rollout", PLUGIN)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_worst_slot_gives_the_hosts_outcome(rollout: ModuleType) -> None:
+def test_the_worst_slot_gives_the_hosts_outcome() -> None:
     assert rollout.worst(["deployed", "failed_rolled_back", "not_reached"]) == "failed_rolled_back"
     assert rollout.worst(["failed_rolled_back", "failed_not_rolled_back"]) == "failed_not_rolled_back"
     assert rollout.worst(["noop", "deployed"]) == "deployed"
@@ -49,7 +37,7 @@ def test_the_worst_slot_gives_the_hosts_outcome(rollout: ModuleType) -> None:
         ({"outcome": "locked", "cause": "under way"}, ["nothing was touched: under way"]),
     ],
 )
-def test_a_failure_says_cause_state_and_fix(rollout: ModuleType, item: dict[str, Any], parts: list[str]) -> None:
+def test_a_failure_says_cause_state_and_fix(item: dict[str, Any], parts: list[str]) -> None:
     text = rollout.explain({"slot": "gpu1", **item})
     for part in parts:
         assert part in text

@@ -131,7 +131,8 @@ def history(case: Case) -> Iterator[Violation]:
             yield case.violation(
                 "SLOT-ALTERED", subject, ", ".join(state["altered"]), "files as they were activated", slot
             )
-        if state.get("activating"):
+        # a unit that only tidies up after its outcome is no reason to refuse: the next activation waits for it
+        if state.get("activating") and state.get("open"):
             yield case.violation("SLOT-BUSY", subject, "a running activation", "none", slot)
         elif state.get("open"):
             yield case.violation("SLOT-OPEN", subject, f"activation {state['open'].get('id')}", "none open", slot)
