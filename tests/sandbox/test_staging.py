@@ -87,7 +87,8 @@ def staged(stage: Stage) -> str:
     assert changed(out) == 1 and "sent_bytes: 0" in out, out[-3000:]
     assert stage.ssh("cat /opt/ddtree/store/*/*.whl | wc -c") == sent
     (name,) = stage.releases()
-    assert stage.ssh("ls -A /opt/ddtree/releases | grep building || true") == ""
+    left = stage.ssh("ls -A /opt/ddtree/releases").split()
+    assert name in left and not [entry for entry in left if "building" in entry], left
     return name
 
 
